@@ -306,11 +306,17 @@ class AttentionWork(NamedTuple):
         Kernels and calls of each pass, without what is computed again [s].
     again : Work
         What a backward pass takes that computes the forward pass again [s].
+    forward_part, backward_part, again_part : array
+        What each of these takes longer for each further kernel, if its one kernel is run in parts;
+        0 if it has several, which no part of the keys divides [s].
     """
 
     forward: Work
     backward: Work
     again: Work
+    forward_part: Array
+    backward_part: Array
+    again_part: Array
 
 
 class WeightWork(NamedTuple):
@@ -875,10 +881,13 @@ def _time_attention(rows: _Rows, recomputed: bool) -> AttentionWork:
         again = backward[: len(forward)]
         backward = backward[len(forward) :]
     works = []
+    parts = []
     for core in (forward, backward, again):
         all_between = slice(core.min(), core.max() + 1)
         works.append(Work(rows.add_device(all_between), rows.hosts.operations[all_between].sum()))
-    return AttentionWork(*works)
+        fixed = rows.fixed[all_between]
+        parts.append(fixed.sum() if len(fixed) == 1 else np.zeros(()))
+    return AttentionWork(*works, *parts)
 
 
 def _time_weight_gradients(rows: _Rows) -> Work:
@@ -1240,6 +1249,46 @@ def add_casts_once(times: MicroBatchTimes, sizes: Sizes) -> MicroBatchTimes:
 
     return times._replace(
         embeddings=add(times.embeddings), layer=add(times.layer), head=add(times.head)
+    )
+
+
+def share_attention_on_ring(times: MicroBatchTimes, s: Strategy) -> MicroBatchTimes:
+    """Run attention in parts, where keys go around a ring of ranks.
+
+    Parameters
+    ----------
+    times : MicroBatchTimes
+        One micro-batch of each strategy, with attention in one kernel for each pass.
+    s : Strategy
+        Each field an array.
+
+    Returns
+    -------
+    times : MicroBatchTimes
+        With a kernel for each part of the keys: what a kernel takes whatever its size counts for
+        each.
+    """
+    further = np.where(s.ulysses, 0.0, s.cp - 1.0)
+    attention, layer = times.attention, times.layer
+    forward = further * attention.forward_part
+    backward = further * attention.backward_part
+    again = further * attention.again_part
+    # those of ``selective`` checkpoints are added later
+    in_backward = backward + np.where(s.checkpoint == "full", again, 0.0)
+
+    def lengthen(work: Work, more: Array) -> Work:
+        return work._replace(device=work.device + more)
+
+    return times._replace(
+        attention=attention._replace(
+            forward=lengthen(attention.forward, forward),
+            backward=lengthen(attention.backward, backward),
+            again=lengthen(attention.again, again),
+        ),
+        layer=layer._replace(
+            forward=layer.forward._replace(device=layer.forward.device + forward),
+            backward=layer.backward._replace(device=layer.backward.device + in_backward),
+        ),
     )
 
 

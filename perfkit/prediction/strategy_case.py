@@ -24,6 +24,7 @@ from perfkit.prediction.micro_batches import (
     fuses_sums,
     keeps_fp8,
     price_micro_batch,
+    share_attention_on_ring,
     reorders_tokens,
     size_micro_batch,
     time_gradient_sums,
@@ -347,7 +348,8 @@ def price_micro_batches(
         chosen = members[first]
         times = price_micro_batch(model, messages, s.select(chosen), several[chosen], execution)
         groups.append(Group(members, rows, times))
-    return compute_attention_again(join_groups(groups, len(structures)), s)
+    times = share_attention_on_ring(join_groups(groups, len(structures)), s)
+    return compute_attention_again(times, s)
 
 
 def stack_compute(region: RegionTimes) -> Array:
