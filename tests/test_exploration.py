@@ -318,8 +318,48 @@ def test_what_cannot_be_explored(
 def test_idle_tensor_cores_are_told(dtype: str, told: int) -> None:
     gpt = pk.Transformer.gpt2(batch=64, sequence=512, dtype=dtype)
     found = pk.explore(gpt, "a100-sxm-8", 8)
-    assert len(found.warnings) == told
+    assert sum("without tensor cores" in text for text in found.warnings) == told
     assert ("without tensor cores" in found.explain()) == bool(told)
+
+
+def test_warnings_are_those_of_the_best_strategy() -> None:
+    gpt = pk.Transformer.preset("gpt3-1.3b", batch=32, sequence=1024, dtype="bf16", fused=True)
+    slow = pk.load_platform("h100-sxm-8x2")
+    strategies = [pk.Strategy(tp=2, pp=4, dp=2, micro_batch=4), pk.Strategy(tp=8, pp=2)]
+    found = pk.explore(gpt, slow, strategies=strategies)
+    with keep_quiet():
+        best = pk.predict(gpt, slow, strategy=found.best)
+    assert found.warnings == best.warnings
+    assert any("send_recv" in text for text in found.warnings)
+    assert f"  warning: {found.warnings[0]}" in found.explain()
+    # of many micro-batches two are asked about, which have the same kernels and messages
+    many = pk.explore(replace(gpt, batch=2048), slow, strategies=strategies[:1])
+    assert many.warnings
+    for text in many.warnings:
+        assert text.removesuffix(" (of 2 micro-batches)") in best.warnings
+        assert text.endswith(" (of 2 micro-batches)")
+
+
+def test_graphs_leave_out_the_host() -> None:
+    gpt = pk.Transformer.preset("gpt3-1.3b", batch=64, sequence=512, dtype="bf16", fused=True)
+    strategies = [
+        pk.Strategy(dp=8, zero=zero, micro_batch=4, checkpoint="full") for zero in (0, 1, 3)
+    ]
+    strategies += [
+        pk.Strategy(tp=2, pp=2, dp=2, zero=1, sequence_parallel=True),
+        pk.Strategy(pp=4, dp=2, schedule="interleaved", chunks=2),
+        pk.Strategy(pp=2, cp=2, dp=2, schedule="zero_bubble", zero=1),
+        pk.Strategy(cp=4, dp=2, checkpoint="selective"),
+    ]
+    for strategy in strategies:
+        eager = pk.explore(gpt, "h100-sxm-8", strategies=[strategy]).table()
+        graphs = pk.explore(gpt, "h100-sxm-8", strategies=[strategy], execution="graphs").table()
+        with keep_quiet():
+            events = pk.predict(gpt, "h100-sxm-8", strategy=strategy, execution="graphs")
+        assert graphs["host"][0] == pytest.approx(0.0, abs=1e-12)
+        assert eager["host"][0] > 1e-3
+        assert graphs["time"][0] < eager["time"][0]
+        assert graphs["time"][0] == pytest.approx(events.time, rel=0.01)
 
 
 def test_warnings_are_those_of_the_best_plan() -> None:

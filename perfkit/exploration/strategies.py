@@ -1,10 +1,10 @@
 """Explore strategies: rank those that fit, find the front of time, memory and ranks, and explain
 the best one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -27,13 +27,8 @@ from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import RESOURCES
-from perfkit.prediction.levels import note_level
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import NEAR, PARTS, price_strategies
-from perfkit.prediction.uncertainty import (
-    has_idle_tensor_cores,
-    say_idle_tensor_cores,
-)
 from perfkit.sharding.planner import InfeasibleError, shard
 from perfkit.workloads.blocks import UNFUSED
 from perfkit.workloads.columns import HeldMemory
@@ -53,6 +48,9 @@ _SHARED_BY_NONE = {"tp": 1}
 _BOUNDS = (*dict.fromkeys(RESOURCES.values()), "communication", "host", "imbalance", "memory")
 #: Schedules that are tried, with their chunks; 0 means chunks of one layer [-].
 _SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved", 0))
+#: Most passes of micro-batches through layers that are predicted for the warnings of a strategy, and
+#: the micro-batches that are predicted of others: both take less than a second [-].
+_MOST_PASSES, _FEW = 1_000, 2
 #: Most sequences of a micro-batch, and most ranks of one sequence, that are tried [-].
 _MOST = 16
 
@@ -77,8 +75,8 @@ class Exploration(Tabular):
         Time of the fastest strategy if a rank had twice the memory [s].
     left_out : tuple of str
         Those of the given strategies that have no row, each with its reason.
-    warnings : tuple of str
-        What may be wrong with all strategies, or with the fastest plan of a DLRM.
+    warn : callable
+        Finds the `warnings`.
 
     Examples
     --------
@@ -97,7 +95,14 @@ class Exploration(Tabular):
     plans: tuple[Plan, ...] = ()
     doubled: float = np.inf
     left_out: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warn: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the time of the fastest strategy or plan less certain, and what somebody may
+        not have chosen: what `perfkit.predict` says of it. It is predicted when this is first asked
+        for, with a strategy of many micro-batches for two of them."""
+        return self.warn()
 
     def table(self) -> Table:
         """A row for every strategy that fits, the fastest first.
@@ -120,7 +125,7 @@ class Exploration(Tabular):
         check_threads()
         if self.plans:
             return self.plans[0]
-        return Strategy(**self.frame.select(_FIELDS).row(0, named=True))
+        return _read_strategy(self.frame)
 
     def front(self) -> Table:
         """Strategies that no other one beats in time, memory and ranks together, the fastest
@@ -268,7 +273,7 @@ def explore(
         and the best plan of `perfkit.shard`. With the two fastest of these, MLPs are also
         sharded (ZeRO 1 and 3, over all ranks or inside nodes) and tensor parallel inside nodes.
     execution : str, optional
-        ``eager`` or ``compiled``.
+        ``eager``, ``compiled``, or ``graphs`` for a Transformer, see `predict`.
     stack : str or Stack, optional
         The software, see `predict`; by default the usual one of each strategy.
 
@@ -330,6 +335,7 @@ def explore(
     columns = _list_columns(model, priced)
     frame = polars.DataFrame({name: column[order] for name, column in columns.items()})
     plans = tuple(priced.plans[place] for place in order) if priced.plans else ()
+    fastest = plans[0] if plans else _read_strategy(frame)
 
     # 3. What a reader must know.
     left_out = []
@@ -345,7 +351,7 @@ def explore(
         plans=plans,
         doubled=float(priced.time[priced.needs <= 2 * capacity].min()),
         left_out=tuple(left_out),
-        warnings=_list_warnings(model, where, execution, plans, stack, frame["stack"][0]),
+        warn=partial(_list_warnings, model, where, execution, fastest, stack),
     )
 
 
@@ -531,26 +537,41 @@ def _drop_equal(strategies: Strategy) -> Strategy:
     return strategies.select(np.sort(first))
 
 
+def _read_strategy(frame: Table) -> Strategy:
+    """The strategy of the first row."""
+    return Strategy(**frame.select(_FIELDS).row(0, named=True))
+
+
 def _list_warnings(
     model: Transformer | DLRM,
     where: Platform,
     execution: str | None,
-    plans: Sequence[Plan],
+    fastest: Strategy | Plan,
     stack: str | Stack | None,
-    stack_of_best: str,
 ) -> tuple[str, ...]:
-    """What may be wrong with all strategies, or with the fastest one."""
-    if isinstance(model, DLRM):
-        fastest = plans[0]
-        with keep_quiet():
-            predicted = predict(
-                model, where, ranks=fastest.ranks, plan=fastest, execution=execution, stack=stack
+    """What `predict` warns of the fastest strategy or plan.
+
+    The event loop takes one operation after another: of many micro-batches it runs two, which have
+    the same kernels and messages. With chunks there are at least as many as stages, and without them
+    the same layers and messages.
+    """
+    with keep_quiet():
+        if isinstance(fastest, Plan):
+            ranks = fastest.ranks
+            found = predict(
+                model, where, ranks=ranks, plan=fastest, execution=execution, stack=stack
             )
-        return predicted.warnings
-    of_level = note_level(where, stack_of_best, model)
-    if model.dtype == "fp32" and has_idle_tensor_cores(where):
-        return (say_idle_tensor_cores(where), *of_level)
-    return of_level
+            return found.warnings
+        assert isinstance(model, Transformer)  # only a DLRM has plans
+        of_replica = fastest.dp * fastest.micro_batch
+        micro_batches = model.batch // of_replica
+        if micro_batches * model.layers <= _MOST_PASSES:
+            found = predict(model, where, strategy=fastest, execution=execution, stack=stack)
+            return found.warnings
+        few = replace(model, batch=of_replica * min(micro_batches, _FEW))
+        alike = replace(fastest, schedule="1f1b", chunks=1)
+        found = predict(few, where, strategy=alike, execution=execution, stack=stack)
+    return tuple(f"{text} (of {_FEW} micro-batches)" for text in found.warnings)
 
 
 def _name(strategy: Strategy | Plan, strategies: Sequence[Any]) -> str:

@@ -696,7 +696,7 @@ def price_micro_batch(
         Whether a strategy has several micro-batches; it matters where replicas share nothing but
         the batch [-].
     execution : str or None
-        ``eager`` or ``compiled``.
+        ``eager``, ``compiled`` or ``graphs``.
 
     Returns
     -------
@@ -880,14 +880,23 @@ def _time_attention(rows: _Rows, recomputed: bool) -> AttentionWork:
     if recomputed:
         again = backward[: len(forward)]
         backward = backward[len(forward) :]
-    works = []
-    parts = []
-    for core in (forward, backward, again):
+
+    def add_up(core: np.ndarray) -> Work:
         all_between = slice(core.min(), core.max() + 1)
-        works.append(Work(rows.add_device(all_between), rows.hosts.operations[all_between].sum()))
-        fixed = rows.fixed[all_between]
-        parts.append(fixed.sum() if len(fixed) == 1 else np.zeros(()))
-    return AttentionWork(*works, *parts)
+        return Work(rows.add_device(all_between), rows.hosts.operations[all_between].sum())
+
+    def lengthen(core: np.ndarray) -> Array:
+        fixed = rows.fixed[core.min() : core.max() + 1]
+        return np.asarray(fixed.sum() if len(fixed) == 1 else 0.0)
+
+    return AttentionWork(
+        forward=add_up(forward),
+        backward=add_up(backward),
+        again=add_up(again),
+        forward_part=lengthen(forward),
+        backward_part=lengthen(backward),
+        again_part=lengthen(again),
+    )
 
 
 def _time_weight_gradients(rows: _Rows) -> Work:

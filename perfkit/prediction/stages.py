@@ -735,7 +735,7 @@ def make_stages(
     strategy : Strategy
         A single one.
     execution : str, optional
-        ``eager`` or ``compiled``.
+        ``eager``, ``compiled`` or ``graphs``.
     stack : Stack, optional
         The software, whose rules say what is held in memory; by default the usual one.
 

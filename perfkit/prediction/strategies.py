@@ -140,7 +140,7 @@ def price_strategies(
     strategies : Strategy
         Each field an array, with one value for each strategy.
     execution : str, optional
-        ``eager`` or ``compiled``.
+        ``eager``, ``compiled`` or ``graphs``.
     memory : float, optional
         What a rank may use [B].
     near : float, optional

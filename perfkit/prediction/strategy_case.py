@@ -24,8 +24,8 @@ from perfkit.prediction.micro_batches import (
     fuses_sums,
     keeps_fp8,
     price_micro_batch,
-    share_attention_on_ring,
     reorders_tokens,
+    share_attention_on_ring,
     size_micro_batch,
     time_gradient_sums,
 )
@@ -76,7 +76,7 @@ class Case:
     messages : MessageTimes
         Times of messages on the platform.
     execution : str
-        ``eager`` or ``compiled``.
+        ``eager``, ``compiled`` or ``graphs``.
     s : Strategy
         Each field an array.
     sizes : Sizes
@@ -311,7 +311,7 @@ def price_micro_batches(
     s : Strategy
         Each field an array.
     execution : str or None
-        ``eager`` or ``compiled``.
+        ``eager``, ``compiled`` or ``graphs``.
 
     Returns
     -------
