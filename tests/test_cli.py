@@ -434,7 +434,7 @@ def test_each_command_has_a_file_and_an_entry() -> None:
 
 
 #: Commands of which every example is run; the others measure, or read files of the user.
-QUICK = ("predict", "platforms", "models", "tables")
+QUICK = ("predict", "platforms", "models", "stacks", "tables")
 
 
 @pytest.mark.filterwarnings("always")

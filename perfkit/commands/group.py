@@ -64,6 +64,11 @@ COMMANDS = {
         "models_command",
         "List the presets of models.",
     ),
+    "stacks": Entry(
+        "perfkit.commands.stack_list",
+        "stacks_command",
+        "List the software that runs training steps, with its facts.",
+    ),
     "tables": Entry(
         "perfkit.commands.table_list",
         "tables_command",

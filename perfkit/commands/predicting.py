@@ -38,7 +38,7 @@ from perfkit.workloads import dlrm
     type=click.Choice(("eager", "compiled", "graphs")),
     help="how the iteration runs; default eager",
 )
-@click.option("--stack", help="software that runs it, see perfkit.stacks(); default: the usual one")
+@click.option("--stack", help="software that runs it, see perfkit stacks; default: the usual one")
 @click.option(
     "--loading",
     type=NUMBER,

@@ -175,6 +175,8 @@ class Stack:
             words.append(f"{self.attention} attention")
         if self.fp8_recipe:
             words.append(f"fp8 {self.fp8_recipe}")
+        if self.keeps_fp8:
+            words.append("weights cast to fp8 once")
         if self.zero:
             words.append(f"ZeRO {self.zero}")
         if self.vocabulary_multiple > 1:
