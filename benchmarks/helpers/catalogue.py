@@ -351,7 +351,7 @@ BENCHMARKS = (
         "gpu_unet",
         "How far off are published steps of Stable Diffusion's U-Net on 8 to 128 A100?",
         "",
-        180,
+        110,
         (Need.SHARED, Need.TORCH),
         _ACCURACY,
         "Diffusion U-Net",
