@@ -202,7 +202,8 @@ def test_attention_counts_half_the_work_where_it_is_causal() -> None:
             }
         )
     fit = fit_attention(pl.DataFrame(rows), H100, "made", "")
-    assert fit["compute_efficiency"] == pytest.approx(0.5, rel=0.1)
+    # of the products and the softmax, which takes as long as 32 more columns of heads of 64
+    assert fit["compute_efficiency"] == pytest.approx(0.5 * (64 + 32) / 64, rel=0.1)
     assert fit.n == len(rows)
 
 

@@ -777,10 +777,14 @@ def test_every_class_that_was_timed_is_fitted(found: pk.Platform) -> None:
         "embedding_forward",
     }
     assert {key for key, fit in found.kernels.items() if fit.source.startswith("imagined")} >= timed
-    for key, name in (("gemm", "compute"), ("gemm", "memory"), ("attention", "compute")):
-        ours = found.kernels[key][f"{name}_efficiency"]
-        theirs = H100.kernels[key][f"{name}_efficiency"]
-        assert ours == pytest.approx(theirs, rel=0.15), (key, name)
+    for name in ("compute", "memory"):
+        ours = found.kernels["gemm"][f"{name}_efficiency"]
+        theirs = H100.kernels["gemm"][f"{name}_efficiency"]
+        assert ours == pytest.approx(theirs, rel=0.15), name
+    # heads of 128 and the softmax, which takes as long as 32 columns more
+    theirs = H100.kernels["attention"]["compute_efficiency"] * 128 / (128 + 32)
+    assert found.kernels["attention"]["compute_efficiency"] == pytest.approx(theirs, rel=0.15)
+    assert "attention.forward.flash3" not in found.kernels
     for ranks in (2, 4, 8):
         ours = found.collective_time("all_gather", 1e8, ranks=ranks)
         theirs = H100.collective_time("all_gather", 1e8, ranks=ranks)

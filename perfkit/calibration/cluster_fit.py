@@ -73,6 +73,7 @@ def fit_cluster(
     if not collectives.is_empty():
         platform = add_curves(platform, collectives, source=source, date=day)
     fits = _fit_kernels(kernels, platform.device, source, day)
+    platform = _drop_finer(platform, fits)
     platform = assemble(platform, name=name or f"{base.name}, measured", kernels=fits)
     host = {
         entry.name: Quantity(entry.mean, "s", "measured", source, day, entry.error)
@@ -81,6 +82,15 @@ def fit_cluster(
     platform = replace(platform, host=host or base.host)
     platform = add_cluster_context(platform, list_traced(measurements), source, day)
     return replace(platform, provenance=_tell_story(measurements, platform, base))
+
+
+def _drop_finer(platform: Platform, fits: Mapping[str, KernelModel]) -> Platform:
+    """The base without its kernels of attention where attention was timed: what was timed is of the
+    device, and would stand behind a finer class of the base."""
+    if "attention" not in fits:
+        return platform
+    kept = {key: fit for key, fit in platform.kernels.items() if not key.startswith("attention.")}
+    return replace(platform, kernels=kept)
 
 
 def _tabulate_kernels(measurements: ClusterMeasurements) -> pl.DataFrame:
