@@ -52,6 +52,7 @@ CHOICES = {
     ("readers/kernel_database.py", "number formats"): "those of messages",
     ("recording/modules.py", "number formats"): "PyTorch's type for each",
     ("workloads/vocabulary.py", "kernels of attention"): "which kernels can run which sizes",
+    ("platform/kernels.py", "kernels of attention"): "to which widths each pads heads",
 }
 
 
