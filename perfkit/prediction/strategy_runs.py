@@ -402,14 +402,15 @@ def _time_units(
     """Copies and calls around a message for each of some layers, and one for an end [s].
 
     `relative_size` says what the copies move, over a copy of all sums of gradients. Each message
-    has a copy and a call; that of experts has its own.
+    has a call, and a copy if there are no buffers; that of experts has its own.
     """
     s, sizes, times = case.s, case.sizes, case.times
     often = np.where(s.scattered & case.has_replicas, s.chunks, 0.0)
     reordered = sizes.gathered * sizes.reordered
     device = layers * (relative_size * times.layer.weights + reordered)
-    calls = layers * np.where(case.has_experts, 3.0, 2.0)
+    copies = np.where(s.buffers, 0.0, 1.0)
+    calls = layers * (copies + np.where(case.has_experts, 2.0, 1.0))
     if end_weights is not None:
         device = device + relative_size * end_weights
-        calls = calls + 2.0
+        calls = calls + copies + 1.0
     return Work(often * times.packing * device, often * calls * times.call)
