@@ -297,9 +297,13 @@ def time_gathers_beside(
     copies: UnitTimes,
     messages: UnitMessages,
     layers: Array,
+    lead: Array,
     contention: Contention,
 ) -> Array:
     """Time of a forward pass that gathers the weights of each unit one unit ahead [s].
+
+    `lead` is the part of a layer, at its beginning, in which it waits for messages of its own, which
+    nothing slows down [s].
 
     Notes
     -----
@@ -316,16 +320,20 @@ def time_gathers_beside(
         _slow_for_two(kernels.embeddings, messages.layer, messages.experts, contention),
     )
     time = time + np.where(has_embeddings, beside_embeddings, 0.0)
-    pace = np.maximum(
-        longest,
-        _slow_for_two(kernels.layer + copies.layer, messages.layer, messages.experts, contention),
+    beside_layer = lead + _slow_for_two(
+        kernels.layer - lead + copies.layer,
+        np.maximum(messages.layer - lead, 0.0),
+        np.maximum(messages.experts - lead, 0.0),
+        contention,
     )
+    pace = np.maximum(longest, beside_layer)
     time = time + np.maximum(layers - 1.0, 0.0) * pace
-    return np.asarray(
-        time
-        + _wait_for_both(kernels.layer + copies.head, messages.head, contention.single)
-        + kernels.head
+    last = lead + _slow_down(
+        kernels.layer - lead + copies.head,
+        np.maximum(messages.head - lead, 0.0),
+        contention.single,
     )
+    return np.asarray(time + np.maximum(messages.head, last) + kernels.head)
 
 
 class Backlog(NamedTuple):
@@ -399,11 +407,13 @@ def time_regathering_backward(
     copies: UnitTimes,
     messages: UnitMessages,
     layers: Array,
+    lead: Array,
     host: Array,
     contention: Contention,
 ) -> Passed:
     """Times of a backward pass that gathers the weights of each layer one unit ahead, and reduces
-    its gradients.
+    its gradients. `lead` is the part of a layer, at its beginning, in which it waits for messages of
+    its own [s].
 
     Notes
     -----
@@ -423,28 +433,27 @@ def time_regathering_backward(
     head = np.where(has_head, beside_head + copies.head, beside_copy)
     time = gather_copies.layer + head
     first_message = messages.head + gather
-    first = np.maximum(
-        first_message,
-        _slow_for_two(
-            layer + gather_copies.layer,
-            messages.head + gathers.layer,
-            gathers.experts,
-            contention,
-        ),
+    first_layer = lead + _slow_for_two(
+        layer - lead + gather_copies.layer,
+        np.maximum(messages.head + gathers.layer - lead, 0.0),
+        np.maximum(gathers.experts - lead, 0.0),
+        contention,
     )
+    first = np.maximum(first_message, first_layer)
     time = time + np.where(several, first, 0.0)
-    pace = np.maximum(
-        reduced + gather,
-        _slow_for_two(
-            layer + gather_copies.layer,
-            messages.layer + gathers.layer,
-            messages.experts + gathers.experts,
-            contention,
-        ),
+    beside_layer = lead + _slow_for_two(
+        layer - lead + gather_copies.layer,
+        np.maximum(messages.layer + gathers.layer - lead, 0.0),
+        np.maximum(messages.experts + gathers.experts - lead, 0.0),
+        contention,
     )
+    pace = np.maximum(reduced + gather, beside_layer)
     time = time + np.maximum(layers - 2.0, 0.0) * pace
     before = np.where(several, reduced, messages.head)
-    last = np.maximum(before, _slow_down(layer, before, contention.single))
+    beside_last = lead + _slow_down(
+        layer - lead, np.maximum(before - lead, 0.0), contention.single
+    )
+    last = np.maximum(before, beside_last)
     has_embeddings = messages.embeddings > 0
     rest = kernels.embeddings + copies.embeddings + host
     end = time + last + np.where(has_embeddings, _slow_down(rest, reduced, contention.single), host)

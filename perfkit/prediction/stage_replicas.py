@@ -84,8 +84,9 @@ class Exchange(NamedTuple):
         Copies before messages [s].
     gathers, reductions : UnitMessages
         Messages of weights and of gradients [s].
-    lead : array
-        What a layer waits for at the beginning of its backward pass: tokens that go to experts [s].
+    forward_lead, lead : array
+        What a layer waits for at the beginning of its forward and of its backward pass: tokens that
+        go to experts [s].
     border : array
         Message between two stages [s].
     contention : Contention
@@ -108,6 +109,7 @@ class Exchange(NamedTuple):
     reduce_copies: UnitTimes
     gathers: UnitMessages
     reductions: UnitMessages
+    forward_lead: Array
     lead: Array
     border: Array
     contention: Contention
@@ -206,7 +208,9 @@ def _gather_beside(exchange: Exchange, chunk: StageKind) -> Array:
     copies = _keep_units(exchange.gather_copies, chunk)
     messages = _keep_messages(exchange.gathers, chunk)
     alone = _add_up(kernels, chunk.layers)
-    hidden = time_gathers_beside(kernels, copies, messages, chunk.layers, exchange.contention)
+    hidden = time_gathers_beside(
+        kernels, copies, messages, chunk.layers, exchange.forward_lead, exchange.contention
+    )
     exposed = alone + _add_up(copies, chunk.layers) + _add_up_messages(messages, chunk.layers)
     return np.asarray(np.where(exchange.overlap, hidden, exposed) - alone)
 
@@ -221,7 +225,9 @@ def _regather(exchange: Exchange, chunk: StageKind) -> Array:
     kernels = _keep_units(exchange.backward, layers_alone)
     copies = _keep_units(exchange.gather_copies, layers_alone)
     messages = _keep_messages(exchange.gathers, layers_alone)
-    hidden = time_gathers_beside(kernels, copies, messages, chunk.layers, exchange.contention)
+    hidden = time_gathers_beside(
+        kernels, copies, messages, chunk.layers, exchange.lead, exchange.contention
+    )
     # the head hides the first one
     first = copies.layer + messages.longest
     head = np.where(chunk.has_head, exchange.backward.head, 0.0)
@@ -447,6 +453,7 @@ def add_to_each_pass(exchange: Exchange, stage: StageKind) -> Added:
         _keep_units(exchange.reduce_copies, stage),
         _keep_messages(exchange.reductions, stage),
         stage.layers,
+        exchange.lead,
         stage.backward_host,
         exchange.contention,
     )

@@ -242,6 +242,7 @@ def list_exchange(
         reduce_copies=_copy_units(case, reduce, reordered),
         gathers=messages.gathers,
         reductions=messages.reductions,
+        forward_lead=parts.experts.forward,
         lead=layer_wait,
         border=pipeline.borders.inside / 2.0,
         contention=slow_passes(kernel_share, case.contention),
