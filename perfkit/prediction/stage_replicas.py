@@ -202,6 +202,19 @@ def _gather_ahead(exchange: Exchange, chunk: StageKind, stage: StageKind) -> Arr
     return np.asarray(np.where(exchange.overlap, hidden, exposed) - alone + late)
 
 
+def _slow_later_passes(exchange: Exchange, chunk: StageKind, stage: StageKind) -> Array:
+    """Time by which gathers of the weights of later chunks slow the passes behind the first one (ZeRO
+    stage 1) [s]."""
+    kernels = _add_up(_keep_units(exchange.forward, chunk), chunk.layers)
+    messages = _keep_messages(exchange.gathers, stage)
+    sent = messages.embeddings + stage.layers * messages.longest + messages.head
+    first_pass = kernels + _gather_ahead(exchange, chunk, stage)
+    left = np.maximum(sent - first_pass, 0.0)
+    share = exchange.contention.single
+    passes = (exchange.micro - 1.0) * kernels / np.maximum(1.0 - share, 1e-9)
+    return np.asarray(np.where(exchange.chunks > 1, share * np.minimum(left, passes), 0.0))
+
+
 def _gather_beside(exchange: Exchange, chunk: StageKind) -> Array:
     """Time that gathers of weights add to a forward pass (ZeRO stages 2 and 3) [s]."""
     kernels = _keep_units(exchange.forward, chunk)
@@ -529,7 +542,8 @@ def exchange_once(exchange: Exchange, chunk: StageKind, all_layers: Array) -> Ad
     """
     stage = chunk._replace(layers=all_layers)
     beside = np.where(exchange.zero > 1, _gather_beside(exchange, chunk), 0.0)
-    ahead = np.where(exchange.zero == 1, _gather_ahead(exchange, chunk, stage), beside)
+    slowed = np.where(exchange.overlap, _slow_later_passes(exchange, chunk, stage), 0.0)
+    ahead = np.where(exchange.zero == 1, _gather_ahead(exchange, chunk, stage) + slowed, beside)
     late = np.where(exchange.zero == 1, chunk.first_host - chunk.forward_host, beside)
     regathering = np.where(exchange.zero > 2, _regather(exchange, chunk), 0.0)
     passed = _reduce(exchange, chunk, _leave_nothing(exchange), chunk.last_host, all_layers)
