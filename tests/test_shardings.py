@@ -465,11 +465,10 @@ def compare_with_events(drawn: list[tuple[Transformer, Strategy]]) -> np.ndarray
 
 
 def test_drawn_uneven_ends_agree_with_the_event_loop() -> None:
-    """Most are within 4 %; short pipelines with long ends are further off."""
+    """Short pipelines with long ends were up to 12 % off."""
     errors = compare_with_events(draw_uneven(16))
-    assert errors.max() <= 0.12, errors
-    assert np.mean(errors <= 0.04) >= 0.8, errors
-    assert errors.mean() <= 0.02, errors
+    assert errors.max() <= 0.03, errors
+    assert errors.mean() <= 0.01, errors
 
 
 def draw_slow_ends(schedule: str, count: int, seed: int = 7) -> list[tuple[Transformer, Strategy]]:

@@ -450,9 +450,7 @@ def time_regathering_backward(
     pace = np.maximum(reduced + gather, beside_layer)
     time = time + np.maximum(layers - 2.0, 0.0) * pace
     before = np.where(several, reduced, messages.head)
-    beside_last = lead + _slow_down(
-        layer - lead, np.maximum(before - lead, 0.0), contention.single
-    )
+    beside_last = lead + _slow_down(layer - lead, np.maximum(before - lead, 0.0), contention.single)
     last = np.maximum(before, beside_last)
     has_embeddings = messages.embeddings > 0
     rest = kernels.embeddings + copies.embeddings + host

@@ -116,7 +116,7 @@ def slow_an_end(rng: Rng, folder: Path) -> Any:
     strategy = pk.Strategy(tp=2, pp=pp, dp=2, **ends)
     row = price(model, strategy, "h100-sxm-8x4")
     events = pk.predict(model, "h100-sxm-8x4", strategy=strategy).time
-    if abs(row["time"] / events - 1) > 0.12:
+    if abs(row["time"] / events - 1) > 0.05:
         raise Nonsense(f"{model} with {strategy}: {row['time']} s in closed form, {events} s")
     wider = replace(model, vocabulary=model.vocabulary + 64)
     step = price(wider, strategy, "h100-sxm-8x4")["time"] / row["time"] - 1
