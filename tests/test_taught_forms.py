@@ -202,6 +202,25 @@ def recorded_lookups() -> list[float]:
     return times
 
 
+def tokens_to_experts() -> list[float]:
+    model = pk.Transformer.gpt2(
+        "gpt2",
+        layers=2,
+        batch=16,
+        sequence=128,
+        dtype="bf16",
+        mixed=True,
+        experts=16,
+        top_k=2,
+        imbalance=1.0,
+    )
+    strategy = pk.Strategy(dp=16, ep=16, zero=1, dispatch="once")
+    columns = price_strategies(
+        model, pk.load_platform("h100-sxm-8x2"), pk.Strategy.stack([strategy])
+    )
+    return [float(columns[name][0]) for name in ("time", "experts", "work")]
+
+
 PREDICTIONS: list[Callable[[], list[float]]] = [
     language_model_on_gpus,
     language_model_on_a_processor,
@@ -216,6 +235,7 @@ PREDICTIONS: list[Callable[[], list[float]]] = [
     single_kernels,
     recorded_lookups,
     hidden_messages,
+    tokens_to_experts,
 ]
 
 

