@@ -359,7 +359,10 @@ def _choose_usual(workload: Any, strategy: Strategy | None, execution: str | Non
         if any(stack.fused_accumulation for stack in usual):
             keeps = workload.dtype == "fp8"  # which Transformer Engine runs
             workload = replace(workload, fused_accumulation=True, keeps_fp8=keeps)
-    stacks = [_state_facts(stack, workload) for stack in usual]
+    # many strategies share a few stacks
+    stated = {stack.name: stack for stack in usual}
+    stated = {name: _state_facts(stack, workload) for name, stack in stated.items()}
+    stacks = [stated[stack.name] for stack in usual]
     return StackedWork(workload, strategy, execution, tuple(stacks))
 
 
