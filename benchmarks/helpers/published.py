@@ -9,13 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 import perfkit as pk
 from benchmarks.helpers.files import find_shared_data, read_csv
 from perfkit.platform.datasheets import HOP
 from perfkit.platform.estimates import keep_quiet
-from perfkit.prediction.strategies import price_strategies
 
 
 class PublishedSet(NamedTuple):
@@ -183,11 +180,12 @@ def _read_strategy(row: Mapping[str, str]) -> pk.Strategy:
     counts: dict[str, Any] = {}
     for name in ("tp", "pp", "dp", "cp", "ep", "chunks", "zero", "shards"):
         counts[name] = int(row[name])
+    layers_of_ends = _count_layers_of_ends(row)
     return pk.Strategy(
         micro_batch=int(row["micro"]),
         schedule=row["schedule"],
-        first_layers=int(row["first"]),
-        last_layers=int(row["last"]),
+        first_layers=layers_of_ends,
+        last_layers=layers_of_ends,
         checkpoint=row["checkpoint"],
         sequence_parallel=row["sp"] == "1",
         ulysses=row["ulysses"] == "1",
@@ -195,6 +193,21 @@ def _read_strategy(row: Mapping[str, str]) -> pk.Strategy:
         tiled=row["tiled"] == "1",
         **counts,
     )
+
+
+def _count_layers_of_ends(row: Mapping[str, str]) -> int:
+    """Layers of the first and of the last stage, 0 for as many as the others have.
+
+    Where chunks do not divide the layers, these are two fewer than all chunks would hold, and the
+    notes say that both ends have one less.
+    """
+    stated = int(row["first"])
+    layers = int(row["layers"])
+    stages = int(row["pp"])
+    slots = stages * int(row["chunks"])
+    if stated or stages == 1 or layers % slots == 0 or (layers + 2) % slots:
+        return stated
+    return (layers + 2) // stages - 1
 
 
 def _read_platform(published: PublishedSet, row: Mapping[str, str]) -> pk.Platform:
@@ -250,28 +263,14 @@ class Predicted(NamedTuple):
     spread: float
 
 
-def predict_step(step: PublishedStep, **changes: Any) -> Predicted:
-    """Predict a step by the documented call; messages in tiles by closed forms, which alone know
-    them."""
+def predict_step(step: PublishedStep) -> Predicted:
+    """Predict a step by the documented call."""
     with keep_quiet():
-        if step.strategy.tiled:
-            strategies = pk.Strategy.stack([step.strategy])
-            columns = price_strategies(
-                step.model,
-                step.platform,
-                strategies,
-                step.execution,
-                near=np.inf,
-                stack=step.stack,
-                **changes,
-            )
-            return Predicted(float(columns["time"][0]), float(columns["spread"][0]))
         prediction = pk.predict(
             step.model,
             step.platform,
             strategy=step.strategy,
             execution=step.execution,
             stack=step.stack,
-            **changes,
         )
     return Predicted(prediction.time, prediction.spread)
