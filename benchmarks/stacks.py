@@ -109,7 +109,7 @@ def _list_new() -> Iterator[tuple[str, Observation]]:
     """Steps of the folder `steps`."""
     for step in list_published():
         has_experts = step.model.experts > 0
-        cell = Cell(step.stack, step.generation, step.format, has_experts)
+        cell = Cell(step.stack.name, step.generation, step.format, has_experts)
         predicted = predict_step(step).time
         label = _LABELS[step.set.name]
         if has_experts:

@@ -63,6 +63,8 @@ _CONNECTX7 = 5e10
 #: What the cards of torchao's steps differ in from an H100 SXM: a memory of HBM2e (2.4 TB/s), as
 #: torchtitan's, which ran on the same cluster (arXiv:2410.06511, section 3: H100 with HBM2e) [B/s].
 _HBM2E = 2.4e12
+#: Their cap of power, as MANIFEST.md states it [W].
+_POWER_CAP = 500.0
 #: Sizes of a model whose fields have the names of columns.
 _SIZES = {"layers": "layers", "hidden": "hidden", "heads": "heads", "kv": "kv_heads"}
 _SIZES |= {"inner": "inner", "vocab": "vocabulary", "head_width": "head_width"}
@@ -90,8 +92,8 @@ class PublishedStep(NamedTuple):
         How ranks share the model.
     execution : str
         ``eager``, ``compiled`` or ``graphs``.
-    stack : str
-        Software that ran it.
+    stack : Stack
+        Software that ran it, with the fp8 recipe that the row names.
     seconds : float
         Published time of a step [s].
     memory : float or None
@@ -106,7 +108,7 @@ class PublishedStep(NamedTuple):
     platform: pk.Platform
     strategy: pk.Strategy
     execution: str
-    stack: str
+    stack: pk.Stack
     seconds: float
     memory: float | None
 
@@ -140,10 +142,22 @@ def _read_step(published: PublishedSet, row: Mapping[str, str]) -> PublishedStep
         platform=_read_platform(published, row),
         strategy=_read_strategy(row),
         execution=row["execution"],
-        stack=stack,
+        stack=_state_recipe(pk.find_stack(stack), row),
         seconds=float(row["measured_s"]),
         memory=float(row["mem_gib"]) * 2**30 if row["mem_gib"] else None,
     )
+
+
+def _state_recipe(stack: pk.Stack, row: Mapping[str, str]) -> pk.Stack:
+    """The stack with the recipe of fp8 that a row names in its note, or its source in its id."""
+    for name, recipe in _RECIPES.items():
+        if name in row["note"] or f"-{name}-" in row["id"]:
+            return replace(stack, fp8_recipe=recipe)
+    return stack
+
+
+#: Recipes of fp8 by the words of rows.
+_RECIPES = {"fp8 tensorwise": "tensorwise", "fp8 rowwise": "rowwise", "MXFP8": "mxfp8"}
 
 
 def _read_model(row: Mapping[str, str]) -> pk.Transformer:
@@ -232,7 +246,7 @@ def _read_platform(published: PublishedSet, row: Mapping[str, str]) -> pk.Platfo
     if published.name == "torchao_h100":
         main = cluster.device.memory[-1].bandwidth
         assert main is not None
-        cluster = cluster.with_scale(memory=_HBM2E / main.value)
+        cluster = cluster.with_scale(memory=_HBM2E / main.value).with_power(_POWER_CAP)
     return cluster
 
 
