@@ -14,6 +14,7 @@ of platforms.
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,8 @@ _OLDER = {
     "megablocks": "megatron",
 }
 _BLACKWELL = ("b200", "gb200")
+#: GPUs of a node of all but GB200.
+_NODE = 8
 #: Day on which the levels were fitted.
 _DATE = "2026-11-27"
 #: Draws of half of the groups.
@@ -109,7 +112,8 @@ def _list_new() -> Iterator[tuple[str, Observation]]:
     """Steps of the folder `steps`."""
     for step in list_published():
         has_experts = step.model.experts > 0
-        cell = Cell(step.stack.name, step.generation, step.format, has_experts)
+        crosses = step.strategy.ranks > step.platform.network.ranks_per_node
+        cell = Cell(step.stack.name, step.generation, step.format, has_experts, crosses)
         predicted = predict_step(step).time
         label = _LABELS[step.set.name]
         if has_experts:
@@ -143,7 +147,12 @@ def _list_fitted() -> Iterator[tuple[str, Observation]]:
     steps = gpu_context.list_steps(rows)
     times, _ = predict_steps(steps, gpu_context.read_scales())
     for row, step, time in zip(rows, steps, times, strict=True):
-        cell = Cell(_STACKS[row["source"]], step.generation, _name_format(row["dtype"]))
+        cell = Cell(
+            _STACKS[row["source"]],
+            step.generation,
+            _name_format(row["dtype"]),
+            crosses_nodes=int(row["ranks"]) > _NODE,
+        )
         group = " ".join((row["source"], row["device"], row["model"], row["dtype"]))
         level = math.log(step.seconds / time)
         yield f"older: {row['source']}", Observation(cell, row["source"], group, level)
@@ -167,7 +176,9 @@ def _list_older() -> Iterator[tuple[str, Observation]]:
         generation = "blackwell" if chip in _BLACKWELL else chip
         has_experts = row.model.experts > 0
         form = _name_format(row.model.dtype)
-        cell = Cell(_OLDER[row.source], generation, form, has_experts)
+        domain = 64 if chip == "gb200" else _NODE
+        crosses = row.strategy.ranks > domain
+        cell = Cell(_OLDER[row.source], generation, form, has_experts, bool(crosses))
         label = f"older: {row.source}"
         if has_experts:
             label += ", experts"
@@ -302,20 +313,23 @@ def tabulate_levels(model: LevelModel) -> str:
     of a table."""
     cells = model.cells
     stacks = sorted({cell.stack for cell in cells})
-    devices = sorted({(cell.generation, cell.format, cell.has_experts) for cell in cells})
+    devices = sorted({cell.device for cell in cells})
+    kinds = list(product((False, True), (False, True)))
     rows = []
-    for generation, form, has_experts in devices:
+    for (generation, form), (has_experts, crosses_nodes) in product(devices, kinds):
         for stack in [*stacks, OTHERS]:
-            cell = Cell(stack, generation, form, has_experts)
-            level = model.find(cell)
-            if not level.steps and stack != OTHERS:
+            cell = Cell(stack, generation, form, has_experts, crosses_nodes)
+            is_known = any(other.device == cell.device and other.stack == stack for other in cells)
+            if not is_known and stack != OTHERS:
                 continue  # it takes the level of other stacks
+            level = model.find(cell)
             rows.append(
                 {
                     "stack": stack,
                     "generation": generation,
                     "format": form,
                     "experts": "yes" if has_experts else "no",
+                    "nodes": "several" if crosses_nodes else "one",
                     "logarithm": f"{level.mean:.4f}",
                     "stderr": f"{level.stderr:.4f}",
                     "spread": f"{level.spread:.4f}",

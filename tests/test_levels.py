@@ -10,7 +10,7 @@ import perfkit as pk
 from benchmarks.helpers.levels import Cell, Components, LevelModel, Observation, fit_levels
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.levels import GENERATIONS, find_generation, read_levels
-from perfkit.platform.machine import name_level
+from perfkit.platform.machine import StepKind, name_level
 from perfkit.prediction.levels import find_level, note_level
 
 TE = Cell("megatron-te", "h100", "fp8")
@@ -38,9 +38,11 @@ def test_one_group_is_shrunk_as_by_hand() -> None:
     """The mean of a cell with one group is that of its steps times the variance of levels over all
     variance of this mean."""
     steps = [Observation(TE, "a", "g", level) for level in (0.10, 0.20, 0.30)]
-    parts = Components(device=0.1, stack=0.2, cell=0.1, experts=0.3, group=0.05, rest=0.03)
+    parts = Components(
+        device=0.1, stack=0.2, cell=0.1, nodes=0.15, experts=0.3, group=0.05, rest=0.03
+    )
     model = replace(fit_levels(steps), components=parts)
-    levels = 0.1**2 + 0.2**2 + 0.1**2
+    levels = 0.1**2 + 0.2**2 + 0.1**2 + 0.15**2
     around = 0.05**2 + 0.03**2 / 3
     found = model.find(TE)
     assert found.mean == pytest.approx(0.2 * levels / (levels + around))
@@ -49,6 +51,9 @@ def test_one_group_is_shrunk_as_by_hand() -> None:
     assert model.find(FSDP).mean == pytest.approx(0.2 * 0.1**2 / (levels + around))
     other = model.find(Cell("megatron-te", "a100", "bf16"))
     assert other.mean == pytest.approx(0.2 * 0.2**2 / (levels + around))
+    # of several nodes all but the part of one node
+    wide = model.find(TE._replace(crosses_nodes=True))
+    assert wide.mean == pytest.approx(0.2 * (levels - 0.15**2) / (levels + around))
     assert model.find(NEW).mean == 0.0
     assert model.find(NEW).steps == 0
     # models with experts share the level of the others, and have a part of their own
@@ -108,8 +113,8 @@ def test_the_order_of_steps_does_not_matter() -> None:
 
 
 def test_names_of_levels() -> None:
-    assert name_level("megatron-te", "fp8", has_experts=False) == "megatron-te.fp8"
-    assert name_level("*", "fp16", has_experts=True) == "*.bf16.experts"
+    assert name_level("megatron-te", "fp8", StepKind()) == "megatron-te.fp8"
+    assert name_level("*", "fp16", StepKind(True, True)) == "*.bf16.experts.nodes"
     assert find_generation("h200-sxm") == "h100"
     assert find_generation("gb300-4") == "blackwell"
     assert find_generation("my-gpu") is None
@@ -142,20 +147,20 @@ def test_transformers_alone_have_levels_and_those_with_experts_their_own() -> No
     node = replace(node, context=replace(node.context, stacks=levels))
     dense = pk.Transformer.gpt2(batch=8, sequence=256, dtype="fp16")
     routed = replace(dense, experts=8)
-    found = find_level(node, "megatron", dense)
+    found = find_level(node, "megatron", dense, 8)
     assert found is not None
     assert found["scale"] == 1.2
-    assert note_level(node, "megatron", dense) == ()
-    other = find_level(node, "maxtext", dense)
+    assert note_level(node, "megatron", dense, 8) == ()
+    other = find_level(node, "maxtext", dense, 8)
     assert other is not None
     assert other["scale"] == 1.1
-    assert "no published step of maxtext in fp16" in note_level(node, "maxtext", dense)[0]
-    experts = find_level(node, "megatron", routed)
+    assert "no published step of maxtext in fp16" in note_level(node, "maxtext", dense, 8)[0]
+    experts = find_level(node, "megatron", routed, 8)
     assert experts is not None
     assert experts["scale"] == 1.4
-    assert "with experts" in note_level(node, "megatron", routed)[0]
-    assert "no level" in note_level(node, "megatron", replace(dense, dtype="fp32"))[0]
-    assert find_level(node, "hugectr", pk.DLRM("dlrm-mlperf", batch=2048)) is None
+    assert "with experts" in note_level(node, "megatron", routed, 8)[0]
+    assert "no level" in note_level(node, "megatron", replace(dense, dtype="fp32"), 8)[0]
+    assert find_level(node, "hugectr", pk.DLRM("dlrm-mlperf", batch=2048), 8) is None
     with keep_quiet():
         plain = pk.predict(dense, "h100-sxm-8", stack="maxtext")
         levelled = pk.predict(dense, node, stack="maxtext")
@@ -167,6 +172,6 @@ def test_transformers_alone_have_levels_and_those_with_experts_their_own() -> No
 
 def test_a_level_of_a_wrong_name_is_refused() -> None:
     node = pk.load_platform("h100-sxm-8")
-    for name in (".fp8", "megatron.fp9", "megatron.fp8.dense"):
+    for name in (".fp8", "megatron.fp9", "megatron.fp8.dense", "megatron.fp8.nodes.experts"):
         with pytest.raises(ValueError, match="context stacks"):
             replace(node, context=replace(node.context, stacks={name: make_level(1.0, 0.1, 1)}))

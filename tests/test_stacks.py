@@ -140,7 +140,7 @@ def test_a_prediction_says_its_stack() -> None:
 def test_a_level_scales_the_whole_time_and_gives_its_spread(strategy: pk.Strategy) -> None:
     """Device, host and messages alike: every part, and the closed forms beside the event loop."""
     name = "fsdp" if strategy.alone else "megatron"
-    levelled = add_levels(CLUSTER, **{f"{name}__bf16": 1.25})
+    levelled = add_levels(CLUSTER, **{f"{name}__bf16": 1.25, f"{name}__bf16__nodes": 1.25})
     with keep_quiet():
         before = pk.predict(GPT, CLUSTER, strategy=strategy)
         after = pk.predict(GPT, levelled, strategy=strategy)

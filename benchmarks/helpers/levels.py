@@ -4,7 +4,7 @@ After one free factor for each group of steps perfkit is right to a few per cent
 the level, and it goes with the device, the number format and the software (the *stack*). The level
 of a step, the logarithm of its measured over its predicted time, is the sum of independent parts:
 
-    level = device and format + stack + cell (+ experts) + group + rest
+    level = device and format + stack + cell + nodes (+ experts) + group + rest
 
 where a cell is a stack on a device in a format, and a group are steps of one model and one source.
 Each part has mean 0 and a variance of its own, which is found by maximum likelihood (a model of
@@ -23,6 +23,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
+from benchmarks.helpers.errors import HALF_WIDTH
 from perfkit.ground.units import Array
 
 
@@ -39,12 +40,20 @@ class Cell(NamedTuple):
         ``fp8``, ``bf16`` (also fp16) or ``fp32``.
     has_experts : bool
         Whether the model has experts: their exchanges and products err on their own.
+    crosses_nodes : bool
+        Whether the ranks fill more than one node: networks and stragglers err on their own.
     """
 
     stack: str
     generation: str
     format: str
     has_experts: bool = False
+    crosses_nodes: bool = False
+
+    @property
+    def device(self) -> tuple[str, str]:
+        """Generation and format."""
+        return self.generation, self.format
 
 
 class Observation(NamedTuple):
@@ -79,6 +88,8 @@ class Components(NamedTuple):
         Of a stack on all devices.
     cell : float
         Of a stack on one device in one format.
+    nodes : float
+        Of one node, or of several, in a cell.
     experts : float
         Of models with experts in a cell, beside its level.
     group : float
@@ -90,6 +101,7 @@ class Components(NamedTuple):
     device: float
     stack: float
     cell: float
+    nodes: float
     experts: float
     group: float
     rest: float
@@ -137,8 +149,8 @@ class _Unit(NamedTuple):
         Who published them.
     steps : int
         How many there are.
-    squares : float
-        Sum of their squared distances from the mean [-].
+    levels : tuple of float
+        All of them [-].
     """
 
     cell: Cell
@@ -146,15 +158,20 @@ class _Unit(NamedTuple):
     mean: float
     source: str
     steps: int
-    squares: float
+    levels: tuple[float, ...]
+
+    @property
+    def squares(self) -> float:
+        """Sum of squared distances from the mean [-]."""
+        return float(np.sum((np.array(self.levels) - self.mean) ** 2))
 
 
 #: Where the search for the components starts, and the standard deviation of their logarithms around
 #: it: a prior so wide that it counts only where there is hardly any step.
-_START = Components(0.10, 0.08, 0.06, 0.15, 0.05, 0.04)
+_START = Components(0.10, 0.08, 0.06, 0.06, 0.15, 0.05, 0.04)
 _PRIOR = 1.0
-#: How many groups the spread of all cells counts as beside the groups of one cell [-].
-_WORTH = 3.0
+#: How many steps those of all cells count as beside the steps of one cell [-].
+_WORTH = 8.0
 #: Most steps of a group that count: further ones say little about levels [-].
 _MOST = 12.0
 
@@ -197,7 +214,7 @@ class LevelModel:
         variance = max(prior - float(shared @ solved[:, 1]), 0.0)
         around = parts.group**2 + parts.rest**2
         of_cell = [unit for unit in self.units if unit.cell == cell]
-        related = [unit for unit in self.units if unit.cell[1:3] == cell[1:3]]
+        related = [unit for unit in self.units if unit.cell.device == cell.device]
         factor = self.factors.get(cell, self.elsewhere)
         return Level(
             mean=float(shared @ solved[:, 0]),
@@ -237,22 +254,25 @@ def _join_groups(observations: Sequence[Observation]) -> tuple[_Unit, ...]:
     for (cell, group), ones in members.items():
         levels = np.array([one.level for one in ones])
         mean = float(levels.mean())
-        squares = float(np.sum((levels - mean) ** 2))
-        units.append(_Unit(cell, group, mean, ones[0].source, len(ones), squares))
+        units.append(_Unit(cell, group, mean, ones[0].source, len(ones), tuple(levels.tolist())))
     return tuple(units)
 
 
 def _share(one: Cell, other: Cell, parts: Components) -> float:
     """Covariance of the levels of two cells."""
     covariance = 0.0
-    if (one.generation, one.format) == (other.generation, other.format):
+    is_on_one_device = one.device == other.device
+    is_of_one_stack = one.stack == other.stack
+    if is_on_one_device:
         covariance += parts.device**2
-    if one.stack == other.stack:
+    if is_of_one_stack:
         covariance += parts.stack**2
-    if one[:3] == other[:3]:
+    if is_on_one_device and is_of_one_stack:
         covariance += parts.cell**2
-    if one == other and one.has_experts:
-        covariance += parts.experts**2
+        if one.crosses_nodes == other.crosses_nodes:
+            covariance += parts.nodes**2
+        if one.has_experts and other.has_experts:
+            covariance += parts.experts**2
     return covariance
 
 
@@ -295,41 +315,60 @@ def _find_components(units: Sequence[_Unit]) -> Components:
     return Components(*(float(value) for value in np.exp(found.x)))
 
 
-def _square_left_out(units: Sequence[_Unit], parts: Components, names: Sequence[object]) -> Array:
-    """Squared distances of the steps of each unit from what all units of other names say of them,
-    over what the model expects [-]."""
+def _find_distances(
+    units: Sequence[_Unit], parts: Components, names: Sequence[object]
+) -> list[Array]:
+    """Distances of the steps of each unit from what all units of other names say of them, in
+    standard deviations that the model expects [-]."""
     matrix = _covariances(units, parts)
     means = np.array([unit.mean for unit in units])
-    counts = np.array([unit.steps for unit in units])
-    inside = np.array([unit.squares / unit.steps for unit in units])
-    own = np.diag(matrix) + parts.rest**2 * (1.0 - 1.0 / np.minimum(counts, _MOST))
-    squares = np.zeros(len(units))
+    counts = np.array([min(unit.steps, _MOST) for unit in units])
+    own = np.diag(matrix) + parts.rest**2 * (1.0 - 1.0 / counts)
+    distances: list[Array] = [np.zeros(0) for _ in units]
     for name in dict.fromkeys(names):
         is_left_out = np.array([other == name for other in names])
         kept = ~is_left_out
         shared = matrix[np.ix_(is_left_out, kept)]
         solved = np.linalg.solve(matrix[np.ix_(kept, kept)], shared.T)
-        errors = means[is_left_out] - solved.T @ means[kept]
+        expected = solved.T @ means[kept]
         variances = own[is_left_out] - np.einsum("ij,ji->i", shared, solved)
-        squares[is_left_out] = (errors**2 + inside[is_left_out]) / variances
-    return squares
+        for place, middle, variance in zip(
+            np.flatnonzero(is_left_out).tolist(), expected, variances, strict=True
+        ):
+            levels = np.array(units[place].levels)
+            distances[place] = np.abs(levels - middle) / math.sqrt(variance)
+    return distances
+
+
+def _scale_intervals(distances: Array, weights: Array) -> float:
+    """By what standard deviations are multiplied so that 80 % intervals hold 80 % of steps [-]."""
+    order = np.argsort(distances)
+    shares = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
+    return float(np.interp(0.8, shares, distances[order])) / HALF_WIDTH
 
 
 def _find_factors(units: Sequence[_Unit], parts: Components) -> dict[Cell, float]:
-    """How far the groups of each cell lie from what others say, if each is left out in turn."""
-    squares = _square_left_out(units, parts, [unit.group for unit in units])
-    usual = float(squares.mean())
-    of_cells: dict[Cell, list[float]] = {}
-    for unit, square in zip(units, squares.tolist(), strict=True):
-        of_cells.setdefault(unit.cell, []).append(square)
+    """How far the steps of each cell lie from what others say, if each group is left out in turn;
+    those of all cells count as so many steps more."""
+    distances = _find_distances(units, parts, [unit.group for unit in units])
+    of_all = np.concatenate(distances)
+    weights_of_all = np.concatenate(
+        [np.full(unit.steps, min(unit.steps, _MOST) / unit.steps) for unit in units]
+    )
+    weights_of_all = _WORTH * weights_of_all / weights_of_all.sum()
     factors = {}
-    for cell, of_cell in of_cells.items():
-        total = sum(of_cell) + _WORTH * usual
-        factors[cell] = math.sqrt(total / (len(of_cell) + _WORTH))
+    for cell in dict.fromkeys(unit.cell for unit in units):
+        own = np.concatenate(
+            [of_unit for unit, of_unit in zip(units, distances, strict=True) if unit.cell == cell]
+        )
+        together = np.concatenate([own, of_all])
+        weights = np.concatenate([np.ones(len(own)), weights_of_all])
+        factors[cell] = _scale_intervals(together, weights)
     return factors
 
 
 def _leave_cells_out(units: Sequence[_Unit], parts: Components) -> float:
     """How far the steps of a cell lie from what other cells say of them."""
-    squares = _square_left_out(units, parts, [unit.cell for unit in units])
-    return math.sqrt(float(squares.mean()))
+    distances = _find_distances(units, parts, [unit.cell for unit in units])
+    weights = np.concatenate([np.full(unit.steps, 1.0 / unit.steps) for unit in units])
+    return _scale_intervals(np.concatenate(distances), weights)

@@ -142,16 +142,23 @@ def _read_step(published: PublishedSet, row: Mapping[str, str]) -> PublishedStep
         platform=_read_platform(published, row),
         strategy=_read_strategy(row),
         execution=row["execution"],
-        stack=_state_recipe(pk.find_stack(stack), row),
+        stack=_state_facts(stack, row),
         seconds=float(row["measured_s"]),
         memory=float(row["mem_gib"]) * 2**30 if row["mem_gib"] else None,
     )
 
 
-def _state_recipe(stack: pk.Stack, row: Mapping[str, str]) -> pk.Stack:
-    """The stack with the recipe of fp8 that a row names in its note, or its source in its id."""
-    for name, recipe in _RECIPES.items():
-        if name in row["note"] or f"-{name}-" in row["id"]:
+def _state_facts(name: str, row: Mapping[str, str]) -> pk.Stack:
+    """The stack with the facts that a row states: the recipe of fp8 in its note or its id.
+
+    NVIDIA's submissions to MLPerf are NeMo programs, whose scripts of fp8 runs reduce gradients in
+    bf16 (`model.optim.grad_sync_dtype=bf16`; NeMo Framework user guide, communication overlap).
+    """
+    stack = pk.find_stack(name)
+    if row["source"].startswith("mlcommons"):
+        stack = replace(stack, reduce_dtype="bf16")
+    for words, recipe in _RECIPES.items():
+        if words in row["note"] or f"-{words}-" in row["id"]:
             return replace(stack, fp8_recipe=recipe)
     return stack
 

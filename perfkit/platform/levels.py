@@ -9,7 +9,7 @@ import math
 
 from perfkit.fitting import Iteration
 from perfkit.ground.files import group_rows
-from perfkit.platform.machine import name_level
+from perfkit.platform.machine import StepKind, name_level
 
 #: Generation of a device, by the start of its name.
 GENERATIONS = {
@@ -70,7 +70,8 @@ def read_levels(generation: str | None) -> dict[str, Iteration]:
     rows = group_rows("generation", "published", "stack_levels.csv").get(generation or "", [])
     levels = {}
     for row in rows:
-        name = name_level(row["stack"], row["format"], has_experts=row["experts"] == "yes")
+        kind = StepKind(row["experts"] == "yes", row["nodes"] == "several")
+        name = name_level(row["stack"], row["format"], kind)
         steps = int(row["steps"])
         levels[name] = Iteration.build(
             {"scale": math.exp(float(row["logarithm"]))},

@@ -32,8 +32,8 @@ from perfkit.platform.estimates import find_transfers
 ANY = "any"
 #: Entry for every stack that has none of its own.
 OTHERS = "*"
-#: End of the entry of a stack for models with experts.
-EXPERTS = "experts"
+#: Ends of the entry of a stack: for models with experts, and for ranks of several nodes.
+EXPERTS, NODES = "experts", "nodes"
 #: The unit of a fitted number is one of these, or one over another.
 UNITS = ("-", "1", "s", "B", "FLOP", "row", "lookup", "element", "table", "operation")
 #: Units of numbers outside fits, by group or by the last word of the name.
@@ -51,7 +51,29 @@ class PlatformError(ValueError):
     """A platform or platform file that cannot be used; the message names place and reason."""
 
 
-def name_level(stack: str, dtype: str, *, has_experts: bool) -> str:
+class StepKind(NamedTuple):
+    """What steps of a stack have levels of their own.
+
+    Parameters
+    ----------
+    has_experts : bool
+        Whether the model has experts.
+    crosses_nodes : bool
+        Whether the ranks fill more than one node.
+    """
+
+    has_experts: bool = False
+    crosses_nodes: bool = False
+
+    @property
+    def ending(self) -> str:
+        """End of the names of their levels."""
+        experts = f".{EXPERTS}" if self.has_experts else ""
+        nodes = f".{NODES}" if self.crosses_nodes else ""
+        return experts + nodes
+
+
+def name_level(stack: str, dtype: str, kind: StepKind) -> str:
     """Name of the level of a stack.
 
     Parameters
@@ -60,22 +82,21 @@ def name_level(stack: str, dtype: str, *, has_experts: bool) -> str:
         Software, or `OTHERS`.
     dtype : str
         Number format of products; bf16 and fp16, which run at one rate, have one level.
-    has_experts : bool
-        Whether it is that of models with experts.
+    kind : StepKind
+        Which of its steps.
 
     Returns
     -------
     name : str
-        Such as ``megatron-te.fp8`` or ``megatron-te.fp8.experts``.
+        Such as ``megatron-te.fp8``, or ``megatron-te.fp8.experts.nodes``.
 
     Examples
     --------
-    >>> name_level("megatron", "fp16", has_experts=True)
+    >>> name_level("megatron", "fp16", StepKind(has_experts=True))
     'megatron.bf16.experts'
     """
     form = "bf16" if dtype == "fp16" else dtype
-    name = f"{stack}.{form}"
-    return f"{name}.{EXPERTS}" if has_experts else name
+    return f"{stack}.{form}{kind.ending}"
 
 
 @dataclass(frozen=True)
@@ -187,11 +208,10 @@ class Context(Typed):
         spread = math.hypot(alone.spread, shared.spread)
         return alone.with_values(values, stderr={}, spread=spread)
 
-    def find_stack(self, stack: str, dtype: str, *, has_experts: bool = False) -> Iteration | None:
-        """Find the level of a stack in a number format, or that of other stacks in this format;
-        models with experts have levels of their own."""
-        own = name_level(stack, dtype, has_experts=has_experts)
-        others = name_level(OTHERS, dtype, has_experts=has_experts)
+    def find_stack(self, stack: str, dtype: str, kind: StepKind) -> Iteration | None:
+        """Find the level of steps of a stack in a number format, or that of other stacks."""
+        own = name_level(stack, dtype, kind)
+        others = name_level(OTHERS, dtype, kind)
         return self.stacks.get(own, self.stacks.get(others))
 
 
@@ -442,10 +462,10 @@ def check_numbers(machine: Machine) -> None:
     for key in machine.context.stacks:
         stack, _, rest = key.partition(".")
         dtype, _, end = rest.partition(".")
-        if not stack or end not in ("", EXPERTS):
+        if not stack or end not in ("", EXPERTS, NODES, f"{EXPERTS}.{NODES}"):
             raise ValueError(
-                f"context stacks {show(key)} names no stack; write it as 'megatron-te.fp8', or "
-                "'megatron-te.fp8.experts' for models with experts"
+                f"context stacks {show(key)} names no stack; write it as 'megatron-te.fp8', with "
+                "'.experts' for models with experts, then '.nodes' for ranks of several nodes"
             )
         check_choice(f"context stacks {show(key)}: format", dtype, DTYPES)
     for group, key, fit in list_fits(machine):

@@ -160,7 +160,7 @@ class _StructureTimes:
             )
         self.graph, self.platform, self.workload = graph, platform, stacked.workload
         #: Level of the software, whose scale is part of all times; None without one.
-        self.level = find_level(platform, stacked.stacks[0].name, self.workload)
+        self.level = find_level(platform, stacked.stacks[0].name, self.workload, ranks)
         [one] = execute([graph.fill(values[:, 0])], stacked.execution)
         self.one = one
         operations, buffers = graph.accesses.operation, graph.accesses.buffer

@@ -3,7 +3,7 @@
 from typing import Any
 
 from perfkit.fitting import Iteration
-from perfkit.platform.machine import name_level
+from perfkit.platform.machine import StepKind, name_level
 from perfkit.platform.platform import Platform
 
 #: Families whose software has levels; those of others are fitted to Transformers alone.
@@ -11,7 +11,7 @@ _FAMILIES = ("transformer", "dlrm")
 _FITTED = "transformer"
 
 
-def find_level(platform: Platform, stack: str, workload: Any) -> Iteration | None:
+def find_level(platform: Platform, stack: str, workload: Any, ranks: int) -> Iteration | None:
     """Find the level of a stack on a platform.
 
     Parameters
@@ -21,8 +21,9 @@ def find_level(platform: Platform, stack: str, workload: Any) -> Iteration | Non
     stack : str
         Name of the software.
     workload : Workload or Graph
-        What runs. A Transformer takes the level of other software where its own has none;
-        Transformers with experts have levels of their own.
+        What runs. A Transformer takes the level of other software where its own has none.
+    ranks : int
+        Ranks that take part [-].
 
     Returns
     -------
@@ -33,11 +34,11 @@ def find_level(platform: Platform, stack: str, workload: Any) -> Iteration | Non
     if workload.family not in _FAMILIES:
         return None
     if workload.family != _FITTED:
-        return platform.context.stacks.get(name_level(stack, workload.dtype, has_experts=False))
-    return platform.context.find_stack(stack, workload.dtype, has_experts=_has_experts(workload))
+        return platform.context.stacks.get(name_level(stack, workload.dtype, StepKind()))
+    return platform.context.find_stack(stack, workload.dtype, _find_kind(platform, workload, ranks))
 
 
-def note_level(platform: Platform, stack: str, workload: Any) -> tuple[str, ...]:
+def note_level(platform: Platform, stack: str, workload: Any, ranks: int) -> tuple[str, ...]:
     """A note where levels of software were fitted on a platform, but none to this stack in this
     format.
 
@@ -49,6 +50,8 @@ def note_level(platform: Platform, stack: str, workload: Any) -> tuple[str, ...]
         Name of the software.
     workload : Workload or Graph
         What runs.
+    ranks : int
+        Ranks that take part [-].
 
     Returns
     -------
@@ -57,16 +60,23 @@ def note_level(platform: Platform, stack: str, workload: Any) -> tuple[str, ...]
     """
     if workload.family != _FITTED or not platform.context.stacks:
         return ()
-    own = name_level(stack, workload.dtype, has_experts=_has_experts(workload))
-    if own in platform.context.stacks:
+    kind = _find_kind(platform, workload, ranks)
+    if name_level(stack, workload.dtype, kind) in platform.context.stacks:
         return ()
-    of_experts = " with experts" if _has_experts(workload) else ""
-    missing = f"no published step of {stack} in {workload.dtype}{of_experts} on {platform.name}"
-    if find_level(platform, stack, workload) is None:
+    what = f"{stack} in {workload.dtype}"
+    if kind.has_experts:
+        what += " with experts"
+    if kind.crosses_nodes:
+        what += " over several nodes"
+    missing = f"no published step of {what} on {platform.name}"
+    if find_level(platform, stack, workload, ranks) is None:
         return (f"{missing}: no level",)
     return (f"{missing}: level of other software, with the scatter between stacks",)
 
 
-def _has_experts(workload: Any) -> bool:
-    """Whether it is a Transformer with experts."""
-    return bool(getattr(workload, "experts", 0))
+def _find_kind(platform: Platform, workload: Any, ranks: int) -> StepKind:
+    """Whether a Transformer has experts, and its ranks fill more than a node."""
+    return StepKind(
+        has_experts=bool(getattr(workload, "experts", 0)),
+        crosses_nodes=ranks > platform.network.ranks_per_node,
+    )

@@ -213,7 +213,7 @@ def predict(
     groups = group_identical_ranks(resolved.graphs, resolved.ranks, slowdown or {})
 
     # 2. How long every operation, collective and launch takes.
-    level = find_level(machine, software.name, resolved.workload)
+    level = find_level(machine, software.name, resolved.workload, resolved.ranks)
     priced = price_iteration(
         resolved, groups, machine, level, has_strategy=work.strategy is not None
     )
@@ -226,7 +226,7 @@ def predict(
     bottleneck = find_bottleneck(causes, timings.timeline)
     bounds = bound_time(timings, causes, loading_time)
     notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan)
-    of_level = note_level(machine, software.name, resolved.workload)
+    of_level = note_level(machine, software.name, resolved.workload, resolved.ranks)
     warn_once(notes.doubts, 3)
     spread = estimate_spread(priced, timings, causes, machine, loading_time)
     parts = [*causes.sum_by_resource().values(), causes.loading]

@@ -108,7 +108,7 @@ class Prediction(Tabular):
     def level(self) -> Iteration | None:
         """Level of the software on this platform, whose scale is part of all times; None without
         one."""
-        return find_level(self.platform, self.stack.name, self.workload)
+        return find_level(self.platform, self.stack.name, self.workload, self.ranks)
 
     @property
     def _software(self) -> str:

@@ -250,7 +250,7 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     stage_layers = StageLayers(*spread_layers(model.layers, s))
     network = platform.network
     whole = platform.context.find_iteration(model.family, 2)
-    levels = _find_levels(platform, model, work.stacks)
+    levels = _find_levels(platform, model, work.stacks, s)
     regions = -(-s.ranks * network.regions // network.ranks)
     return Case(
         model=model,
@@ -287,14 +287,24 @@ class _Levels(NamedTuple):
     spread: Array
 
 
-def _find_levels(platform: Platform, model: Transformer, stacks: Sequence[Stack]) -> _Levels:
-    """Find the level of each of some stacks."""
-    scales, spreads = [], []
-    for stack in stacks:
-        level = find_level(platform, stack.name, model)
-        scales.append(1.0 if level is None else level["scale"])
-        spreads.append(np.nan if level is None else level.spread)
-    return _Levels(np.array(scales), np.array(spreads))
+def _find_levels(
+    platform: Platform, model: Transformer, stacks: Sequence[Stack], s: Strategy
+) -> _Levels:
+    """Find the level of the software of each strategy."""
+    ranks = np.atleast_1d(s.ranks)
+    names = [stack.name for stack in stacks]
+    if len(names) == 1:
+        names = names * len(ranks)
+    crosses_nodes = ranks > platform.network.ranks_per_node
+    scales = np.ones(len(ranks))
+    spreads = np.full(len(ranks), np.nan)
+    for name, crosses in dict.fromkeys(zip(names, crosses_nodes.tolist(), strict=True)):
+        is_alike = (np.array(names) == name) & (crosses_nodes == crosses)
+        level = find_level(platform, name, model, int(ranks[is_alike][0]))
+        if level is not None:
+            scales[is_alike] = level["scale"]
+            spreads[is_alike] = level.spread
+    return _Levels(scales, spreads)
 
 
 def price_micro_batches(

@@ -13,6 +13,7 @@ from perfkit.fitting import Caches, Iteration
 from perfkit.ground.units import Array, steady
 from perfkit.models.embedding import row_traffic, state_bytes
 from perfkit.models.optimizers import find_optimizer
+from perfkit.platform.machine import StepKind, name_level
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import Costs as OperationCosts
 from perfkit.prediction.cost import price, price_hosts
@@ -261,8 +262,8 @@ class Costs:
         #: What real iterations add; None without such a fit.
         self.iteration: Iteration | None = platform.context.find_iteration("dlrm", ranks)
         #: Level of the software; its scale is part of the correction to predictions.
-        self.level: Iteration | None = platform.context.find_stack(
-            "torchrec", getattr(workload, "dtype", "fp32")
+        self.level: Iteration | None = platform.context.stacks.get(
+            name_level("torchrec", getattr(workload, "dtype", "fp32"), StepKind())
         )
         self.ranks_per_node = min(platform.network.ranks_per_node, ranks)
         self.accelerated = platform.device.kind != "cpu"
