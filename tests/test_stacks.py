@@ -208,7 +208,7 @@ def test_a_stack_without_a_level_takes_that_of_others_and_says_so() -> None:
 def test_levels_are_kept_in_files_and_carried_over(tmp_path: Path) -> None:
     levelled = add_levels(CLUSTER, megatron_te__fp8=1.1, others__bf16=0.9)
     again = pk.load_platform(levelled.save(tmp_path / "levels.toml"))
-    found = again.context.find_stack("megatron-te", "fp8")
+    found = again.context.find_stack("megatron-te", "fp8", StepKind())
     assert found is not None
     assert (found["scale"], found.spread, found.n, found.source) == (1.1, 0.05, 7, "invented")
     assert again.context.find_stack("fsdp", "fp8") is None
