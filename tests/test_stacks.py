@@ -9,7 +9,7 @@ import pytest
 import perfkit as pk
 from perfkit.fitting import Iteration
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.machine import PlatformError
+from perfkit.platform.machine import PlatformError, StepKind
 from perfkit.prediction.stages import make_stages
 from perfkit.prediction.strategies import PARTS
 from perfkit.workloads.stack import FP8_RECIPES, STACKS, apply_stack, find_stack
@@ -211,8 +211,8 @@ def test_levels_are_kept_in_files_and_carried_over(tmp_path: Path) -> None:
     found = again.context.find_stack("megatron-te", "fp8", StepKind())
     assert found is not None
     assert (found["scale"], found.spread, found.n, found.source) == (1.1, 0.05, 7, "invented")
-    assert again.context.find_stack("fsdp", "fp8") is None
-    faster = again.with_scale(peak=2.0).context.find_stack("ddp", "bf16")
+    assert again.context.find_stack("fsdp", "fp8", StepKind()) is None
+    faster = again.with_scale(peak=2.0).context.find_stack("ddp", "bf16", StepKind())
     assert faster is not None
     assert faster["scale"] == 0.9
     with pytest.raises(PlatformError, match=r"stacks.*names no stack"):
