@@ -14,7 +14,7 @@ of platforms.
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +66,8 @@ _NODE = 8
 _DATE = "2026-11-27"
 #: Draws of half of the groups.
 _DRAWS = 10
+#: Least difference of the logarithms of two times that are ranked [-].
+_UNLIKE = 0.05
 #: Half widths of central intervals, in standard deviations [-].
 _WIDTHS = {50: 0.6745, 80: 1.2816, 95: 1.9600}
 #: Fewest judged steps of a class whose coverage says something.
@@ -121,7 +123,7 @@ def _list_new() -> Iterator[tuple[str, Observation]]:
         elif step.set.name == "megatron_bridge" or label == "mlperf":
             label = "fp8 Megatron"
         level = math.log(step.seconds / predicted)
-        yield label, Observation(cell, step.set.source, step.group, level)
+        yield label, Observation(cell, step.set.source, step.group, level, step.seconds)
 
 
 #: Name of each set of steps in tables.
@@ -155,7 +157,10 @@ def _list_fitted() -> Iterator[tuple[str, Observation]]:
         )
         group = " ".join((row["source"], row["device"], row["model"], row["dtype"]))
         level = math.log(step.seconds / time)
-        yield f"older: {row['source']}", Observation(cell, row["source"], group, level)
+        yield (
+            f"older: {row['source']}",
+            Observation(cell, row["source"], group, level, step.seconds),
+        )
 
 
 def _list_older() -> Iterator[tuple[str, Observation]]:
@@ -183,7 +188,7 @@ def _list_older() -> Iterator[tuple[str, Observation]]:
         if has_experts:
             label += ", experts"
         level = math.log(row.seconds / figures["predicted"])
-        yield label, Observation(cell, row.source, f"{row.source} {row.group}", level)
+        yield label, Observation(cell, row.source, f"{row.source} {row.group}", level, row.seconds)
 
 
 def _name_format(dtype: str) -> str:
@@ -300,8 +305,43 @@ def tabulate_classes(judged: Sequence[Judged]) -> list[dict[str, Any]]:
         row = _summarize(name, members)
         low, high = binom.interval(0.95, len(members), 0.8)
         row["low"], row["high"] = 100 * low / len(members), 100 * high / len(members)
-        row["held"] = "yes" if row["low"] <= row["inside_80"] <= row["high"] else "NO"
+        count = sum(abs(one.distance) <= _WIDTHS[80] for one in members)
+        row["held"] = "yes" if low <= count <= high else "NO"
         figures.append(row)
+    return figures
+
+
+# What is chosen
+
+
+def tabulate_choices(labelled: Sequence[tuple[str, Observation]]) -> list[dict[str, Any]]:
+    """How often the faster of two steps of a group is predicted to be the faster one, and how much
+    longer than the fastest the step takes that is predicted to be [%]; a level changes neither."""
+    groups: dict[tuple[str, str], list[Observation]] = {}
+    for label, one in labelled:
+        groups.setdefault((label, one.group), []).append(one)
+    pairs: dict[str, list[bool]] = {}
+    regrets: dict[str, list[float]] = {}
+    for (label, _), members in groups.items():
+        for one, other in combinations(members, 2):
+            if abs(math.log(one.seconds / other.seconds)) > _UNLIKE:
+                is_faster = one.seconds < other.seconds
+                pairs.setdefault(label, []).append(is_faster == (one.predicted < other.predicted))
+        if len(members) > 1:
+            chosen = min(members, key=lambda one: one.predicted)
+            fastest = min(one.seconds for one in members)
+            regrets.setdefault(label, []).append(chosen.seconds / fastest - 1)
+    figures = []
+    for label in sorted(pairs):
+        figures.append(
+            {
+                "steps": label,
+                "pairs": len(pairs[label]),
+                "ranked": 100 * float(np.mean(pairs[label])),
+                "choices": len(regrets[label]),
+                "regret": 100 * float(np.mean(regrets[label])),
+            }
+        )
     return figures
 
 
@@ -354,6 +394,13 @@ _COLUMNS = {
     "80": "{inside_80:.0f}",
     "95 %": "{inside_95:.0f}",
 }
+_CHOICES = {
+    "steps of one group": "{steps}",
+    "pairs": "{pairs}",
+    "ranked rightly": "{ranked:.0f}",
+    "choices": "{choices}",
+    "regret": "{regret:.1f}",
+}
 _SETS = {**_COLUMNS, "bar": "{bar:g}"}
 _CLASSES = {**_COLUMNS, "80: from": "{low:.0f}", "to": "{high:.0f}", "held": "{held}"}
 
@@ -368,6 +415,7 @@ def main(given: Any) -> int:
     print(f"\nby stack, device and format\n{lay_out(tabulate_classes(halves), _CLASSES)}")
     apart = tabulate_sets(judge_sources(labelled), 1)
     print(f"\none source left out\n{lay_out(apart, _SETS)}")
+    print(f"\nthe fastest of a group\n{lay_out(tabulate_choices(labelled), _CHOICES)}")
     model = fit_levels([one for _, one in labelled])
     parts = model.components._asdict().items()
     print("\nparts of a level: " + ", ".join(f"{name} {value:.3f}" for name, value in parts))

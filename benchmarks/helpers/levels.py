@@ -69,12 +69,20 @@ class Observation(NamedTuple):
         Steps of one model and one source, which are left out together.
     level : float
         Logarithm of measured over predicted time [-].
+    seconds : float
+        Measured time [s].
     """
 
     cell: Cell
     source: str
     group: str
     level: float
+    seconds: float = math.nan
+
+    @property
+    def predicted(self) -> float:
+        """Predicted time without a level [s]."""
+        return self.seconds * math.exp(-self.level)
 
 
 class Components(NamedTuple):
