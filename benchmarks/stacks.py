@@ -29,6 +29,7 @@ from benchmarks.helpers.published import list_published, predict_step
 from benchmarks.helpers.tables import lay_out
 from perfkit.ground.files import find_reference
 from perfkit.ground.targets import write_text
+from perfkit.platform.levels import GENERATIONS
 from perfkit.platform.machine import OTHERS
 
 #: Largest mean error of each set [%], half of the groups fitted, and with its source left out.
@@ -353,16 +354,17 @@ def tabulate_levels(model: LevelModel) -> str:
     of a table."""
     cells = model.cells
     stacks = sorted({cell.stack for cell in cells})
-    devices = sorted({cell.device for cell in cells})
+    devices = sorted({cell.device for cell in cells if cell.generation in GENERATIONS.values()})
     kinds = list(product((False, True), (False, True)))
     rows = []
     for (generation, form), (has_experts, crosses_nodes) in product(devices, kinds):
         for stack in [*stacks, OTHERS]:
             cell = Cell(stack, generation, form, has_experts, crosses_nodes)
             is_known = any(other.device == cell.device and other.stack == stack for other in cells)
-            if not is_known and stack != OTHERS:
-                continue  # it takes the level of other stacks
             level = model.find(cell)
+            says_more = is_known and not has_experts
+            if not level.steps and not says_more and stack != OTHERS:
+                continue  # it takes the level of other stacks
             rows.append(
                 {
                     "stack": stack,

@@ -131,7 +131,7 @@ class Level(NamedTuple):
     groups : int
         Their groups [-].
     sources : str
-        Who published them; of another cell, those of all steps on this device in this format.
+        Who published them; of another cell, that its level comes from those of others.
     """
 
     mean: float
@@ -222,7 +222,7 @@ class LevelModel:
         variance = max(prior - float(shared @ solved[:, 1]), 0.0)
         around = parts.group**2 + parts.rest**2
         of_cell = [unit for unit in self.units if unit.cell == cell]
-        related = [unit for unit in self.units if unit.cell.device == cell.device]
+        sources = dict.fromkeys(unit.source for unit in of_cell)
         factor = self.factors.get(cell, self.elsewhere)
         return Level(
             mean=float(shared @ solved[:, 0]),
@@ -230,7 +230,7 @@ class LevelModel:
             spread=factor * math.sqrt(variance + around),
             steps=sum(unit.steps for unit in of_cell),
             groups=len(of_cell),
-            sources=", ".join(dict.fromkeys(unit.source for unit in of_cell or related)),
+            sources=", ".join(sources) or "other software, or other steps of it",
         )
 
 
