@@ -9,7 +9,12 @@ from perfkit.fitting import AttentionRoofline, RowwiseRoofline
 from perfkit.models.kernels import capped_clock
 from perfkit.models.roofline import attention_flops, attention_work, rowwise_time
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.kernel_times import BATCHED_UNALIGNED, HEAD_COPIES, UNALIGNED
+from perfkit.platform.kernel_times import (
+    BATCHED_UNALIGNED,
+    HEAD_COPIES,
+    UNALIGNED,
+    list_unaligned,
+)
 from perfkit.platform.kernels import find_softmax_width
 from perfkit.platform.platform import Platform
 
@@ -97,12 +102,59 @@ def test_batched_products_with_odd_rows_take_longer() -> None:
     launch = H100.kernels["bmm"]["launch"]
     odd = float(H100.kernel_time("bmm", sizes, dtype="bf16")) - launch
     even = float(H100.kernel_time("bmm", {**sizes, "n": 200.0}, dtype="bf16")) - launch
-    assert odd / even == pytest.approx(BATCHED_UNALIGNED * UNALIGNED[9].of_4_bytes)
+    assert odd / even == pytest.approx(BATCHED_UNALIGNED[9].of_4_bytes)
+    assert BATCHED_UNALIGNED[9].of_4_bytes == 3.6
+    assert UNALIGNED[9].of_4_bytes == 5.7  # single ones lose more
+
+
+def test_batched_products_of_an_a100_with_heads_of_150_take_as_long_as_without_tensor_cores() -> (
+    None
+):
+    """300 B are no multiple of 16: 9.6 times beyond the launch, which is the rate of fp32 within a
+    fifth; docs/formulas.md, table 2.4."""
     a100 = pk.load_platform("a100-sxm-8")
-    even_rows = {**sizes, "n": 198.0}  # 396 B: a multiple of 4, not of 16
-    assert float(a100.kernel_time("bmm", even_rows, dtype="bf16")) >= float(
-        a100.kernel_time("bmm", {**sizes, "n": 200.0}, dtype="bf16")
-    )
+
+    def time_beyond_launch(width: float, dtype: str, itemsize: float) -> float:
+        sizes = {
+            "flops": 2.0 * 48 * 2048 * 2048 * width,
+            "nbytes": itemsize * 48 * (2 * 2048 * width + 2048 * 2048),
+            "batch": 48.0,
+            "m": 2048.0,
+            "n": 2048.0,
+            "k": width,
+        }
+        launch = a100.kernels["bmm"]["launch"]
+        return float(a100.kernel_time("bmm", sizes, dtype=dtype)) - launch
+
+    narrow = time_beyond_launch(144.0, "fp16", 2.0)
+    wide = time_beyond_launch(152.0, "fp16", 2.0)
+    odd = time_beyond_launch(150.0, "fp16", 2.0)
+    # as many times as long as products of 150 between those of 144 and 152
+    assert odd / (0.25 * narrow + 0.75 * wide) == pytest.approx(9.6, rel=0.01)
+    assert odd / time_beyond_launch(150.0, "fp32", 4.0) == pytest.approx(1.0, abs=0.2)
+    with pytest.warns(
+        UserWarning, match=r"batched products in fp16 .* take 9\.6 times as long; pad"
+    ):
+        found = a100.gemm(2048, 2048, 150, dtype="fp16", batch=48)
+    assert found.spread > BATCHED_UNALIGNED[8].spread > 0.5
+
+
+@pytest.mark.parametrize(
+    ("device", "of_4_bytes", "of_16_bytes"),
+    [
+        ("v100-sxm-8", 1.0, 1.0),
+        ("a100-sxm-8", 9.6, 9.6),
+        ("rtx-3090-1", 1.83, 1.07),
+        ("l40s-8", 1.83, 1.07),
+        ("h100-sxm-8", 3.6, 1.83),
+        ("b200-sxm-8", 3.6, 1.83),
+    ],
+)
+def test_each_capability_has_the_slowdown_of_the_last_one_that_is_known(
+    device: str, of_4_bytes: float, of_16_bytes: float
+) -> None:
+    slowdown = list_unaligned(pk.load_platform(device), "bmm")
+    assert (slowdown.of_4_bytes, slowdown.of_16_bytes) == (of_4_bytes, of_16_bytes)
 
 
 def test_softmax_weighs_more_where_products_are_faster() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import perfkit as pk
 from perfkit.__main__ import main
 from perfkit.workloads.columns import Accesses, Features, OperationSizes, Wait, Waits
-from perfkit.workloads.execution import compile_graph
+from perfkit.workloads.execution import compile_graph, execute
 from perfkit.workloads.graph import Graph, Label
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
@@ -191,6 +191,18 @@ def test_the_compiler_pads_products_of_tensor_cores() -> None:
         ).graphs()[0]
         sides[dtype] = compile_graph(graph).column("n").max()
     assert sides == {"fp32": 50257, "bf16": 50264}
+
+
+def test_software_that_fuses_kernels_alone_leaves_the_sides_of_products() -> None:
+    """The same kernels, whose products keep the 50257 columns of the model."""
+    graph = pk.Transformer.gpt2(batch=1, sequence=64, layers=1, dtype="bf16").graphs()[0]
+    padded = compile_graph(graph)
+    as_they_are = compile_graph(graph, pads_products=False)
+    [executed] = execute([graph], "compiled", pads_products=False)
+    assert padded.labels == as_they_are.labels == executed.labels
+    assert padded.column("n").max() == 50264
+    assert as_they_are.column("n").max() == executed.column("n").max() == 50257
+    np.testing.assert_array_equal(padded.accesses.nbytes, as_they_are.accesses.nbytes)
 
 
 def test_nothing_is_merged_over_a_wait() -> None:

@@ -9,6 +9,7 @@ import pytest
 import perfkit as pk
 from perfkit.fitting import Iteration
 from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.kernel_times import UNALIGNED
 from perfkit.platform.machine import PlatformError, StepKind
 from perfkit.prediction.stages import make_stages
 from perfkit.prediction.strategies import PARTS
@@ -488,3 +489,94 @@ def test_weights_without_a_strategy_are_cast_once_too() -> None:
         once = pk.predict(replace(model, keeps_fp8=True), CLUSTER, ranks=2)
     assert len(once.timeline().filter(rank=0, name="cast_weight_once")) == 4 * 4
     assert once.time < each.time
+
+
+#: 50257 words in bf16, which no multiple pads up, and heads that are aligned.
+ODD = pk.Transformer.gpt2(batch=16, layers=2, dtype="bf16", fused=True)
+#: Megatron's facts, but those that would hide what padding does.
+BARE = replace(MEGATRON, vocabulary_multiple=1, fused_accumulation=False)
+PADDED = replace(BARE, pads_products=True)
+
+
+def test_the_software_says_whether_compiled_products_are_padded() -> None:
+    for name in ("ddp", "nanogpt", "fsdp", "torchtitan", "mpt", "maxtext", "torchrec"):
+        assert find_stack(name).pads_products
+    for name in ("megatron", "megatron-te", "deepspeed", "internevo", "hugectr"):
+        assert not find_stack(name).pads_products
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [None, pk.Strategy(dp=2, micro_batch=8), pk.Strategy(dp=2, pp=2, micro_batch=4)],
+    ids=["none", "replicas", "stages"],
+)
+def test_compiled_products_are_padded_where_the_software_does(strategy: pk.Strategy | None) -> None:
+    """The head has 50257 or 50264 columns, and takes 5.7 times as long with the odd ones."""
+    times = {}
+    with keep_quiet():
+        for stack in (BARE, PADDED):
+            r = pk.predict(ODD, CLUSTER, strategy=strategy, stack=stack, execution="compiled")
+            head = r.timeline().filter(module="head", kind="gemm")
+            times[stack.pads_products] = float((head["end_s"] - head["start_s"]).sum())
+            is_told = any("no multiple of" in text for text in r.warnings)
+            assert is_told is not stack.pads_products
+        eager = pk.predict(ODD, CLUSTER, strategy=strategy, stack=PADDED, execution="eager")
+    # one of the three products of the head has rows that are aligned, where its first operand is turned
+    assert 3.0 < times[False] / times[True] < UNALIGNED[9].of_4_bytes + 0.5
+    assert any("no multiple of" in text for text in eager.warnings)
+
+
+def test_closed_forms_and_sweeps_pad_as_predict_does() -> None:
+    strategies = [pk.Strategy(dp=2, pp=2, micro_batch=4), pk.Strategy(dp=4, micro_batch=4)]
+    found = {}
+    with keep_quiet():
+        for stack in (BARE, PADDED):
+            closed = pk.explore(
+                ODD, CLUSTER, strategies=strategies, execution="compiled", stack=stack, memory=1e13
+            )
+            for one in strategies:
+                r = pk.predict(ODD, CLUSTER, strategy=one, stack=stack, execution="compiled")
+                [row] = closed.table().filter(dp=one.dp, pp=one.pp)["time"]
+                assert row == pytest.approx(r.time, rel=0.02)
+                found[stack.pads_products, one.dp] = row
+        swept = pk.sweep(
+            ODD,
+            {"stack": ["deepspeed", "ddp"]},
+            CLUSTER,
+            execution="compiled",
+            progress=False,
+        )
+        singly = [
+            pk.predict(ODD, CLUSTER, execution="compiled", stack=name).time
+            for name in ("deepspeed", "ddp")
+        ]
+    assert found[False, 2] > 1.2 * found[True, 2]
+    assert found[False, 4] > 1.2 * found[True, 4]
+    assert swept.table()["time"].to_list() == pytest.approx(singly)
+    assert singly[0] > 1.2 * singly[1]
+
+
+def test_the_usual_software_of_each_strategy_decides_on_padding() -> None:
+    """Replicas alone run in PyTorch, which pads; stages in Megatron-LM, which does not. Both are
+    priced in one table."""
+    strategies = {
+        True: pk.Strategy(dp=4, micro_batch=4),
+        False: pk.Strategy(dp=2, pp=2, micro_batch=4),
+    }
+    with keep_quiet():
+        closed = pk.explore(
+            ODD, CLUSTER, strategies=[*strategies.values()], execution="compiled", memory=1e13
+        )
+        for pads, one in strategies.items():
+            r = pk.predict(ODD, CLUSTER, strategy=one, execution="compiled")
+            assert r.stack is not None and r.stack.pads_products is pads
+            [row] = closed.table().filter(dp=one.dp, pp=one.pp)["time"]
+            assert row == pytest.approx(r.time, rel=0.02)
+            graphs = make_stages(ODD, CLUSTER, one, "compiled")
+            columns = {
+                graph.column("n")[place]
+                for graph in graphs
+                for place, label in enumerate(graph.labels)
+                if label.kind == "gemm" and label.module == "head"
+            }
+            assert (50264 in columns, 50257 in columns) == (pads, not pads)

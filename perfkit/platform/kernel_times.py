@@ -59,18 +59,23 @@ class UnalignedSlowdown(NamedTuple):
     spread: float
 
 
-#: Slowdowns by generation (0: unknown or older, 10: this and later); docs/formulas.md, table 2.4.
+#: Slowdowns of single products, each from a compute capability on (0: unknown or older);
+#: docs/formulas.md, table 2.4.
 UNALIGNED = {
-    0: UnalignedSlowdown(of_4_bytes=1.0, of_16_bytes=1.0, spread=0.7),
-    8: UnalignedSlowdown(of_4_bytes=2.9, of_16_bytes=1.7, spread=0.5),
-    9: UnalignedSlowdown(of_4_bytes=5.7, of_16_bytes=2.9, spread=0.3),
-    10: UnalignedSlowdown(of_4_bytes=5.7, of_16_bytes=2.9, spread=0.7),
+    0.0: UnalignedSlowdown(of_4_bytes=1.0, of_16_bytes=1.0, spread=0.7),
+    8.0: UnalignedSlowdown(of_4_bytes=2.9, of_16_bytes=1.7, spread=0.5),
+    9.0: UnalignedSlowdown(of_4_bytes=5.7, of_16_bytes=2.9, spread=0.3),
+    10.0: UnalignedSlowdown(of_4_bytes=5.7, of_16_bytes=2.9, spread=0.7),
 }
 
-
-#: Slowdown of batched products without aligned rows over that of single ones, at least none [-];
-#: docs/formulas.md, table 2.4.
-BATCHED_UNALIGNED = 0.63
+#: Those of batched products, alike; docs/formulas.md, table 2.4.
+BATCHED_UNALIGNED = {
+    0.0: UnalignedSlowdown(of_4_bytes=1.0, of_16_bytes=1.0, spread=0.7),
+    8.0: UnalignedSlowdown(of_4_bytes=9.6, of_16_bytes=9.6, spread=0.84),
+    8.6: UnalignedSlowdown(of_4_bytes=1.83, of_16_bytes=1.07, spread=0.5),
+    9.0: UnalignedSlowdown(of_4_bytes=3.6, of_16_bytes=1.83, spread=0.3),
+    10.0: UnalignedSlowdown(of_4_bytes=3.6, of_16_bytes=1.83, spread=0.7),
+}
 #: Bytes that rows of heads in memory must be a multiple of, and the share of the memory bandwidth at
 #: which PyTorch copies queries, keys and values into wider tensors where they are not [-];
 #: docs/formulas.md, table 2.4.
@@ -419,7 +424,7 @@ def find_aligned_products(
 ) -> AlignedProducts:
     """Find the products on tensor cores, and which of them lack aligned rows.
 
-    Matrix products without aligned rows take longer beyond their launch, batched ones less so.
+    Without aligned rows they take longer beyond their launch, single and batched ones differently.
     """
     models = kernels.models
     itemsize = kernels.repeat([model.tensor_core_itemsize for model in models])
@@ -435,11 +440,11 @@ def find_aligned_products(
         itemsize=itemsize[products],
         is_transposed=is_transposed[products],
     )
-    by_rows = list_unaligned(machine)
-    is_gemm = kernels.repeat([model.kind == "gemm" for model in models])[products]
-    slowdown = np.where(unaligned.of_16_bytes, by_rows.of_16_bytes, 1.0)
-    slowdown = np.where(unaligned.of_4_bytes, by_rows.of_4_bytes, slowdown)
-    slowdown = np.where(is_gemm, slowdown, np.maximum(BATCHED_UNALIGNED * slowdown, 1.0))
+    of_models = [list_unaligned(machine, model.kind) for model in models]
+    of_4_bytes = kernels.repeat([of_model.of_4_bytes for of_model in of_models])[products]
+    of_16_bytes = kernels.repeat([of_model.of_16_bytes for of_model in of_models])[products]
+    slowdown = np.where(unaligned.of_16_bytes, of_16_bytes, 1.0)
+    slowdown = np.where(unaligned.of_4_bytes, of_4_bytes, slowdown)
     return AlignedProducts(products, unaligned.of_16_bytes, slowdown)
 
 
@@ -577,24 +582,27 @@ def time_sum_of_terms(fit: Additive, sizes: KernelSizes) -> IsolatedTimes:
     return IsolatedTimes(near=fit.time(near_sizes), distant=distant)
 
 
-def list_unaligned(machine: Machine) -> UnalignedSlowdown:
-    """Slowdown of products whose rows are not aligned, on the generation of this GPU."""
+def list_unaligned(machine: Machine, kind: str) -> UnalignedSlowdown:
+    """Slowdown of products whose rows are not aligned, on a GPU like this one; single ones are of
+    kind ``gemm``, batched ones ``bmm``."""
+    slowdowns = BATCHED_UNALIGNED if kind == "bmm" else UNALIGNED
     capability = machine.device.capability
-    generation = min(10, int(capability.value)) if capability else 0
-    return UNALIGNED.get(generation, UNALIGNED[0])
+    known = 0.0 if capability is None else capability.value
+    return slowdowns[max(least for least in slowdowns if least <= known)]
 
 
-def say_unaligned(machine: Machine, dtype: str, module: str = "") -> str:
+def say_unaligned(machine: Machine, kind: str, dtype: str, module: str = "") -> str:
     """Say that products without aligned rows take longer, or, where that was not measured, have a
     wider interval."""
-    rows, (odd, even, _) = f"{16 / DTYPES[dtype]:g}", list_unaligned(machine)
+    rows = f"{16 / DTYPES[dtype]:g}"
+    slowdown = list_unaligned(machine, kind)
+    odd, even = slowdown.of_4_bytes, slowdown.of_16_bytes
+    products = "batched products" if kind == "bmm" else "products"
     of = f" of module {module!r}" if module else ""
-    text = f"products in {dtype}{of} with rows that are no multiple of {rows} numbers"
+    text = f"{products} in {dtype}{of} with rows that are no multiple of {rows} numbers"
     if odd > 1:
-        most = (
-            f" to {odd:g} times as long, odd ones the longest"
-            if DTYPES[dtype] <= 2
-            else " times as long"
-        )
+        most = " times as long"
+        if DTYPES[dtype] <= 2 and odd > even:
+            most = f" to {odd:g} times as long, odd ones the longest"
         return f"{text} take {even:g}{most}; pad these sizes"
     return f"{text} may take twice as long: none was measured; pad these sizes"

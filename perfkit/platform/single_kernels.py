@@ -210,8 +210,8 @@ def _estimate(machine: Machine, title: str, model: LoneModel, sizes: KernelSizes
     if fit.stands_for:
         notes = (*notes, *fit.notes[:1])
     if timed.has_unaligned:
-        spread = math.hypot(spread, list_unaligned(machine).spread)
-        notes = (*notes, say_unaligned(machine, model.dtype))
+        spread = math.hypot(spread, list_unaligned(machine, model.kind).spread)
+        notes = (*notes, say_unaligned(machine, model.kind, model.dtype))
     # raises for impossible times, before the warning
     estimate = Estimate(time, spread, terms, formula, notes)
     warn_once(notes, 4)

@@ -161,7 +161,9 @@ class _StructureTimes:
         self.graph, self.platform, self.workload = graph, platform, stacked.workload
         #: Level of the software, whose scale is part of all times; None without one.
         self.level = find_level(platform, stacked.stacks[0].name, self.workload, ranks)
-        [one] = execute([graph.fill(values[:, 0])], stacked.execution)
+        filled = graph.fill(values[:, 0])
+        pads_products = stacked.stacks[0].pads_products
+        [one] = execute([filled], stacked.execution, pads_products=pads_products)
         self.one = one
         operations, buffers = graph.accesses.operation, graph.accesses.buffer
         touched: np.ndarray = graph.accesses.nbytes

@@ -371,7 +371,8 @@ def add_up_classes(
         unaligned_times = np.zeros(times.shape)
         unaligned_times[products.operations] = times[products.operations] * products.is_unaligned
         share = _sum_groups(unaligned_times, group, shape) / np.maximum(totals, _TINY)
-        spread = np.hypot(spread, list_unaligned(platform).spread * share)
+        spreads = np.array([list_unaligned(platform, model.kind).spread for model in models])
+        spread = np.hypot(spread, spreads.reshape(of_class.shape) * share)
 
     other_axes = tuple(axis for axis in range(len(shape)) if axis != 1)
     largest_times = totals.max(axis=other_axes).tolist()

@@ -589,7 +589,9 @@ def keeps_fp8(model: Transformer, s: Strategy) -> Any:
     return np.logical_not(s.scattered) & s.buffers & (model.keeps_fp8 and model.dtype == "fp8")
 
 
-def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -> MicroBatch:
+def record_micro_batch(
+    model: Transformer, s: Strategy, execution: str | None, *, pads_products: bool = True
+) -> MicroBatch:
     """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then
     those of strategies.
 
@@ -637,7 +639,7 @@ def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -
         keeps_fp8=bool(np.all(keeps_fp8(model, s))),
         has_buffers=bool(np.all(s.buffers)),
     )
-    executed = execute([graph], execution)[0]
+    executed = execute([graph], execution, pads_products=pads_products)[0]
     if executed.execution == "compiled":
         executed = _hand_weights_to_regions(executed)
     by_region = ByRegion(*(np.broadcast_to(of_region, len(batch)) for of_region in weights))
@@ -681,6 +683,8 @@ def price_micro_batch(
     s: Strategy,
     several: Array,
     execution: str | None,
+    *,
+    pads_products: bool,
 ) -> MicroBatchTimes:
     """Price one micro-batch of strategies whose graphs differ in their sizes alone.
 
@@ -697,6 +701,8 @@ def price_micro_batch(
         the batch [-].
     execution : str or None
         ``eager``, ``compiled`` or ``graphs``.
+    pads_products : bool
+        Whether what compiles them pads the sides of products, see `Stack.pads_products`.
 
     Returns
     -------
@@ -704,7 +710,7 @@ def price_micro_batch(
         An element of each array for each strategy, or a number for all of them.
     """
     platform = messages.platform
-    micro_batch = record_micro_batch(model, s, execution)
+    micro_batch = record_micro_batch(model, s, execution, pads_products=pads_products)
     graph = micro_batch.graph
     costs = _price_kernels(micro_batch, platform, model.layers)
     rows = _list_rows(micro_batch, costs, messages, s)

@@ -201,7 +201,14 @@ def predict(
     work = apply_stack(workload, strategy, execution, stack, ranks)
     software = work.stacks[0]
     if work.strategy is None:
-        resolved = resolve_workload(work.workload, machine, ranks, plan, work.execution)
+        resolved = resolve_workload(
+            work.workload,
+            machine,
+            ranks,
+            plan,
+            work.execution,
+            pads_products=software.pads_products,
+        )
     else:
         # strategies are a room of their own, which the core can do without
         from perfkit.prediction.stages import find_stages

@@ -169,6 +169,8 @@ def resolve_workload(
     ranks: int | None,
     plan: Plan | None,
     execution: str | None = None,
+    *,
+    pads_products: bool = True,
 ) -> ResolvedWorkload:
     """Find the graphs of all ranks of a workload.
 
@@ -184,6 +186,8 @@ def resolve_workload(
         Placement of embedding tables.
     execution : str, optional
         See `predict`.
+    pads_products : bool, optional
+        Whether what compiles the graphs pads the sides of products, see `Stack.pads_products`.
 
     Returns
     -------
@@ -223,7 +227,9 @@ def resolve_workload(
     graphs = listed if captured else source.graphs(count, plan, accelerator=not on_cpu)
     if any(graph.columns for graph in graphs):
         raise ValueError("sizes are arrays; find their times with perfkit.sweep")
-    executed = graphs if execution is None else execute(graphs, execution)
+    executed = graphs
+    if execution is not None:
+        executed = execute(graphs, execution, pads_products=pads_products)
     if any(not len(graph) for graph in executed if isinstance(graph, Graph)):
         raise ValueError(
             "the graph has no operations, so there is nothing to predict; capture a step that runs "

@@ -26,7 +26,7 @@ from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph, KernelKey
 from perfkit.workloads.operations import CAST_ONCE
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.stack import Stack
+from perfkit.workloads.stack import STACKS, Stack, name_usual_stacks
 from perfkit.workloads.strategy import Strategy, list_fits, spread_chunks
 from perfkit.workloads.transformer import MOST_PASSES, Transformer
 
@@ -82,12 +82,18 @@ class _StageMaker:
     """Makes the programs of all stages from one recorded micro-batch of one layer."""
 
     def __init__(
-        self, model: Transformer, platform: Platform, s: Strategy, execution: str | None
+        self,
+        model: Transformer,
+        platform: Platform,
+        s: Strategy,
+        execution: str | None,
+        *,
+        pads_products: bool,
     ) -> None:
         self.schedule = find_schedules(s.schedule)
         #: Whether gradients of weights are put off; no other stage waits for those of a single one.
         self.puts_off_weights = s.pp > 1 and self.schedule.puts_off_weights
-        graph, _, weights = record_micro_batch(model, s, execution)
+        graph, _, weights = record_micro_batch(model, s, execution, pads_products=pads_products)
         self.model = model
         self.s = s
         self.graph = graph
@@ -737,7 +743,8 @@ def make_stages(
     execution : str, optional
         ``eager``, ``compiled`` or ``graphs``.
     stack : Stack, optional
-        The software, whose rules say what is held in memory; by default the usual one.
+        The software, whose rules say what is held in memory and whether compiled products are
+        padded; by default the usual one.
 
     Returns
     -------
@@ -755,17 +762,26 @@ def make_stages(
     ranks = int(strategy.ranks)
     check_device(platform)
     stated = state_replicas(model, s)
+    software = stack
+    if software is None:
+        [usual] = name_usual_stacks(model, strategy, execution)
+        software = STACKS[usual]
+    pads_products = software.pads_products
     of_megatron = stack is not None and stack.memory == "megatron" and not s.replicated
     if stated is not None and not of_megatron:
-        return execute(stated.graphs(ranks, accelerator=True), execution)
+        return execute(
+            stated.graphs(ranks, accelerator=True), execution, pads_products=pads_products
+        )
     priced = price_strategies(
         model, platform, Strategy.stack([s]), execution, near=0.0, stack=stack
     )
     held = HeldMemory(**{use: float(priced[use][0]) for use in HeldMemory._fields})
     if stated is not None:
-        graphs = execute(stated.graphs(ranks, accelerator=True), execution)
+        graphs = execute(
+            stated.graphs(ranks, accelerator=True), execution, pads_products=pads_products
+        )
         return [replace(graph, held=held) for graph in graphs]
-    maker = _StageMaker(model, platform, s, execution)
+    maker = _StageMaker(model, platform, s, execution, pads_products=pads_products)
     operations = maker.count_operations()
     if operations > _MOST:
         fault = f"strategy has {operations:,} operations of {maker.micro_batches} micro-batches"

@@ -244,7 +244,8 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     s = strategies.without_idle_zero()
     messages = MessageTimes(platform)
     sizes = size_micro_batch(model, s)
-    without_sums = price_micro_batches(model, messages, s, execution)
+    pads_products = np.array([stack.pads_products for stack in work.stacks])
+    without_sums = price_micro_batches(model, messages, s, execution, pads_products)
     sums = time_gradient_sums(without_sums, s, sizes)
     times = add_casts_once(add_gradient_sums(without_sums, sums, s), sizes)
     stage_layers = StageLayers(*spread_layers(model.layers, s))
@@ -308,7 +309,11 @@ def _find_levels(
 
 
 def price_micro_batches(
-    model: Transformer, messages: MessageTimes, s: Strategy, execution: str | None
+    model: Transformer,
+    messages: MessageTimes,
+    s: Strategy,
+    execution: str | None,
+    pads_products: np.ndarray,
 ) -> MicroBatchTimes:
     """Price one micro-batch of each of many strategies.
 
@@ -322,6 +327,9 @@ def price_micro_batches(
         Each field an array.
     execution : str or None
         ``eager``, ``compiled`` or ``graphs``.
+    pads_products : array of bool
+        Whether what compiles each strategy pads the sides of products, see `Stack.pads_products`;
+        one element for all, or one for each.
 
     Returns
     -------
@@ -337,7 +345,9 @@ def price_micro_batches(
     fuses = np.broadcast_to(fuses_sums(model, s), np.shape(s.ranks))
     buffers = np.broadcast_to(s.buffers, np.shape(s.ranks))
     kept = np.broadcast_to(keeps_fp8(model, s), np.shape(s.ranks))
+    pads = np.broadcast_to(pads_products & (execution == "compiled"), np.shape(s.ranks))
     structure = [s.checkpoint == "full", s.rows > 1, s.tp > 1, s.replicated, fuses, kept, buffers]
+    structure.append(pads)
     if model.experts:
         shares_expert = s.spreads_experts & (s.ranks_of_expert > 1)
         structure += [s.spreads_experts, shares_expert, reorders_tokens(model, s)]
@@ -356,7 +366,14 @@ def price_micro_batches(
         codes = np.ravel_multi_index(sizes, [values.max() + 1 for values in sizes])
         _, first, rows = np.unique(codes, return_index=True, return_inverse=True)
         chosen = members[first]
-        times = price_micro_batch(model, messages, s.select(chosen), several[chosen], execution)
+        times = price_micro_batch(
+            model,
+            messages,
+            s.select(chosen),
+            several[chosen],
+            execution,
+            pads_products=bool(pads[members[0]]),
+        )
         groups.append(Group(members, rows, times))
     times = share_attention_on_ring(join_groups(groups, len(structures)), s)
     return compute_attention_again(times, s)

@@ -236,7 +236,7 @@ def find_unmeasured(graph: Graph, costs: Costs, platform: Platform) -> Unmeasure
             slow = unaligned_times * (costs.classes == index)
             if slow.any():
                 module = graph.labels[int(slow.argmax())].module
-                note = say_unaligned(platform, model.dtype, module)
+                note = say_unaligned(platform, kind, model.dtype, module)
                 stand_ins[note] += float(slow.sum())
         if fit is not None and fit.stands_for:
             note = fit.notes[0] if fit.notes else f"{kind} was not measured"

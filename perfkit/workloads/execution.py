@@ -403,7 +403,9 @@ class _Fusion:
 _PHASES = ("forward", "backward")
 
 
-def compile_graph(graph: Graph, phases: Container[str] = _PHASES) -> Graph:
+def compile_graph(
+    graph: Graph, phases: Container[str] = _PHASES, *, pads_products: bool = True
+) -> Graph:
     """Merge operations that loop over the same elements into kernels, as PyTorch's compiler does.
 
     Parameters
@@ -412,6 +414,8 @@ def compile_graph(graph: Graph, phases: Container[str] = _PHASES) -> Graph:
         Operations of the eager mode.
     phases : collection of str
         Phases to compile; the others stay as they are.
+    pads_products : bool, optional
+        Whether the compiler pads the sides of products, see `Stack.pads_products`; PyTorch's does.
 
     Returns
     -------
@@ -429,9 +433,10 @@ def compile_graph(graph: Graph, phases: Container[str] = _PHASES) -> Graph:
     An operation is merged with an operation whose result it reads, or which reads the same tensor,
     if both loop over the same number of elements and no other kernel has to run in between. Sums
     over columns are kernels of their own. Nothing is merged over a wait for a collective or a copy
-    to the host, nor into the kernel of a product. The sides of products on tensor cores are padded
-    to multiples of 16 B [2]_. The kernels that compute the operands write them padded, so that
-    padding takes no extra time.
+    to the host, nor into the kernel of a product. PyTorch's compiler pads the sides of products on
+    tensor cores to multiples of 16 B [2]_. The kernels that compute the operands write them padded,
+    so that padding takes no extra time. Software that fuses element-wise kernels alone, as
+    Megatron-LM does, leaves the sides as they are.
 
     References
     ----------
@@ -441,7 +446,7 @@ def compile_graph(graph: Graph, phases: Container[str] = _PHASES) -> Graph:
     .. [2] PyTorch 2.13, ``shape_padding`` in torch/_inductor/config.py (on by default) and
        torch/_inductor/fx_passes/pad_mm.py
     """
-    return _apply_kernels(_merge(graph, phases), graph, phases)
+    return _apply_kernels(_merge(graph, phases), graph, phases, pads_products=pads_products)
 
 
 def _merge(graph: Graph, phases: Container[str]) -> _Kernels:
@@ -473,7 +478,9 @@ def _describe_loops(graph: Graph, phases: Container[str]) -> bytes:
     return np.concatenate([*sizes, graph.accesses.nbytes[sums]]).tobytes()
 
 
-def _apply_kernels(kernels: _Kernels, graph: Graph, phases: Container[str]) -> Graph:
+def _apply_kernels(
+    kernels: _Kernels, graph: Graph, phases: Container[str], *, pads_products: bool
+) -> Graph:
     """A graph with merged operations."""
     sizes = np.array([len(members) for members in kernels.members], int)
     members = np.array([*chain.from_iterable(kernels.members)], int)
@@ -502,8 +509,9 @@ def _apply_kernels(kernels: _Kernels, graph: Graph, phases: Container[str]) -> G
             )
     _count_host_calls(features, graph, kernels.labels, kernels.is_compiled, phases)
     dtypes = tuple(graph.dtypes[head] for head in heads) if graph.dtypes else ()
-    formats = dtypes or (graph.dtype,) * len(kernels.labels)
-    _pad_products(features, columns, kernels.labels, formats, phases)
+    if pads_products:
+        formats = dtypes or (graph.dtype,) * len(kernels.labels)
+        _pad_products(features, columns, kernels.labels, formats, phases)
     return replace(
         graph,
         labels=kernels.labels,
@@ -603,7 +611,9 @@ def _move_waits(waits: Waits | None, heads: np.ndarray) -> Waits | None:
     return replace(waits, operation=np.array(later, dtype=np.intp))
 
 
-def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
+def execute(
+    graphs: Sequence[Graph], execution: str | None, *, pads_products: bool = True
+) -> list[Graph]:
     """Graphs of an iteration that is executed in a given way.
 
     Parameters
@@ -613,6 +623,9 @@ def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
     execution : str or None
         ``eager``, ``compiled``, or ``graphs`` (the host launches all kernels at once); None leaves
         the graphs as they are.
+    pads_products : bool, optional
+        Whether what compiles them pads the sides of products, see `Stack.pads_products`; PyTorch's
+        compiler does.
 
     Returns
     -------
@@ -644,7 +657,9 @@ def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
             key = (*map(id, shared), _describe_loops(graph, _PHASES))
             if key not in known:
                 known[key] = _merge(graph, _PHASES)
-            executed[graph] = _apply_kernels(known[key], graph, _PHASES)
+            executed[graph] = _apply_kernels(
+                known[key], graph, _PHASES, pads_products=pads_products
+            )
         else:
             executed[graph] = replace(graph, execution=execution)
     return [executed[graph] for graph in graphs]

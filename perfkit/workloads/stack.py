@@ -77,7 +77,8 @@ class Stack:
     zero : int
         What replicas share, see `Strategy.zero` [-].
     pads_products : bool
-        Whether sides of products that are not aligned are padded.
+        Whether what compiles its code pads sides of products on tensor cores that are no multiple of
+        16 B; it matters where `execution` is ``compiled``, and eager code pads nothing.
     vocabulary_multiple : int
         The vocabulary is padded to a multiple of this, for each rank that shares products [-].
     loss_chunks : int
