@@ -329,7 +329,7 @@ def price_micro_batches(
         ``eager``, ``compiled`` or ``graphs``.
     pads_products : array of bool
         Whether what compiles each strategy pads the sides of products, see `Stack.pads_products`;
-        one element for all, or one for each.
+        one element for all, or one for each [-].
 
     Returns
     -------
