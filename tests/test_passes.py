@@ -91,6 +91,20 @@ def test_passes_wait_as_said() -> None:
     )
 
 
+def test_messages_are_on_their_way_at_once_while_their_latency_lasts() -> None:
+    """Two stages, two micro-batches, added up by hand."""
+    chunks = [make_chunk(1.0, 2.0), make_chunk(3.0, 4.0)]
+    gpipe = PipelineShape("gpipe", 2, 2, 1, False)
+    with_latency = PipelineTimes(chunks, 2, [0.5, 0.0], [10.0, 0.0])
+    # the second message of each phase arrives beside the pass of the first one, or 10.5 s behind
+    # the last pass of its stage
+    expected = 1.0 + 10.5 + 6.0 + 8.0 + 10.5 + 2.0
+    assert run_all(gpipe, with_latency) == pytest.approx(expected)
+    # the second message of each phase waits for the first one
+    as_a_whole = PipelineTimes(chunks, 2, [10.5, 0.0])
+    assert run_all(gpipe, as_a_whole) == pytest.approx(1.0 + 2 * 10.5 + 3.0 + 4.0 + 2 * 10.5 + 2.0)
+
+
 def test_messages_of_replicas_delay_what_waits_for_them() -> None:
     first = make_chunk(1.0, 2.0, reduction=10.0, first_gather=5.0, last_reduction=0.25, tail=3.0)
     last = make_chunk(1.0, 2.0, later_gather=0.5)
@@ -155,16 +169,18 @@ def test_pipelines_that_are_run_at_once_take_what_each_takes(name: str) -> None:
             passes = rng.uniform(0.5, 1.5, (3, pipelines))
             others = rng.uniform(0.0, 0.5, (len(ChunkTimes._fields) - 3, pipelines))
             chunks.append(ChunkTimes(*passes, *others))
-        messages = rng.uniform(0.0, 1.5, (shape.stages, pipelines))
+        messages, latencies = rng.uniform(0.0, 1.5, (2, shape.stages, pipelines))
         shortened = shorten(shape)
         together = run_iterations(
             shape._replace(micro_batches=shortened.micro_batches),
-            PipelineTimes(chunks, shape.stages, messages),
+            PipelineTimes(chunks, shape.stages, messages, latencies),
             np.full(pipelines, shortened.groups_left_out),
         )
         for index in range(pipelines):
             one = [ChunkTimes(*(float(time[index]) for time in chunk)) for chunk in chunks]
-            times = PipelineTimes(one, shape.stages, messages[:, index].tolist())
+            times = PipelineTimes(
+                one, shape.stages, messages[:, index].tolist(), latencies[:, index].tolist()
+            )
             assert together[index] == pytest.approx(run_iteration(shape, times), rel=1e-9), shape
 
 

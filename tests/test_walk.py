@@ -21,10 +21,11 @@ def test_other_batches_run_the_same_functions(name: str) -> None:
 
 
 @pytest.mark.parametrize("nodes", [32, 64])
+@pytest.mark.parametrize(("rows", "unlike"), [([1000, 1000], 2), ([1000, 2000], 3)])
 def test_like_ranks_are_priced_once_however_many_there_are(
-    monkeypatch: pytest.MonkeyPatch, nodes: int
+    monkeypatch: pytest.MonkeyPatch, nodes: int, rows: list[int], unlike: int
 ) -> None:
-    """Two ranks hold a table each, the others none."""
+    """Two ranks hold a table each, the others none; tables of the same sizes are one graph."""
     priced: list[int] = []
     price = predictor.price
 
@@ -34,7 +35,7 @@ def test_like_ranks_are_priced_once_however_many_there_are(
 
     monkeypatch.setattr(predictor, "price", count)
     ranks = 8 * nodes
-    model = DLRM(rows=[1000] * 2, dim=16, pooling=1, bottom=[16], top=[16], batch=ranks)
+    model = DLRM(rows=rows, dim=16, pooling=1, bottom=[16], top=[16], batch=ranks)
     with keep_quiet():
         predictor.predict(model, load_platform("h100-sxm-8x8").with_nodes(nodes), ranks=ranks)
-    assert priced == [3]
+    assert priced == [unlike]

@@ -20,13 +20,13 @@ class Activity(NamedTuple):
     Parameters
     ----------
     kind : str
-        ``forward``, ``backward`` or ``weights``: a pass; ``message`` to another stage; ``gathered``
-        weights of a chunk; ``reduction`` of the gradients of a pass, which the next pass of the
+        ``forward``, ``backward`` or ``weights``: a pass; ``latency`` of a message to another stage,
+        and the ``message`` itself; ``gathered`` weights of a chunk; ``reduction`` of the gradients of a pass, which the next pass of the
         stage waits for; of messages of gradients that no pass waits for, ``tail`` behind the last
         pass of a chunk, and ``queue`` behind the messages of the chunk before, and ``landed``, when
         both have ended; ``lead`` of a stage before its first pass.
     stage, chunk : int
-        Where it runs, from 0; a message runs on the border behind stage `stage` [-].
+        Where it runs, from 0; a message and its latency are of the border behind stage `stage` [-].
     first, last : bool
         Whether it belongs to the first and to the last micro-batch.
     """
@@ -177,7 +177,8 @@ class _Builder:
             ready = receiver.landings[position - 1]
         border = stage if step.phase == "forward" else to_stage
         before = self.last_messages.get((border, step.phase), 0)
-        event = self.add(Activity("message", border, 0), sender.pass_ends[number], ready, before)
+        sent = self.add(Activity("latency", border, 0), sender.pass_ends[number])
+        event = self.add(Activity("message", border, 0), sent, ready, before)
         self.messages[stage, step] = self.last_messages[border, step.phase] = event
         return event
 
@@ -284,7 +285,8 @@ def build_pipeline(shape: PipelineShape) -> Pipeline:
     pipeline : Pipeline
         What each waits for: the pass before it on its stage, and the message of the stage before
         it. If the schedule does not take messages ahead, also what its stage has sent, which the
-        next stage takes when its last pass has ended.
+        next stage takes when its last pass has ended. A message waits for its latency, until the
+        next stage is ready, and for the message before it on its border, all at once.
     """
     return _Builder(shape).build()
 
@@ -331,17 +333,32 @@ class ChunkTimes(NamedTuple):
 
 
 class PipelineTimes(NamedTuple):
-    """Times of one pipeline, or arrays of those of many: of its chunks, in the order of a forward
-    pass, and of the messages from each stage to the next one, from the last to the first one, too
-    [s]; stages [-]."""
+    """Times of one pipeline, or of many.
+
+    Parameters
+    ----------
+    chunks : sequence of ChunkTimes
+        Chunks in the order of a forward pass, with a number or an array for each time.
+    stages : int
+        Stages [-].
+    messages : sequence of float or array
+        For how long a message from each stage to the next one keeps the border, from the last stage
+        to the first one, too [s].
+    latencies : sequence of float or array, or None
+        How long a message is on its way before, while others may keep the border; None if none
+        is [s].
+    """
 
     chunks: Sequence[ChunkTimes]
     stages: int
     messages: Sequence[Any]
+    latencies: Sequence[Any] | None = None
 
     def find(self, activity: Activity) -> float:
         """Time of an activity of one pipeline [s]."""
         chunk = self.chunks[activity.chunk * self.stages + activity.stage]
+        if activity.kind == "latency":
+            return 0.0 if self.latencies is None else float(self.latencies[activity.stage])
         if activity.kind == "message":
             return float(self.messages[activity.stage])
         if activity.kind == "forward":

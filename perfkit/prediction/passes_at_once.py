@@ -263,6 +263,13 @@ def _stack_durations(chunks: Sequence[ChunkTimes], stages: int) -> _Durations:
     return _Durations(gather=gather, **others)
 
 
+def _stack_latencies(times: PipelineTimes, messages: Array) -> Array:
+    """Latencies of borders, an array like that of their messages [s]."""
+    if times.latencies is None:
+        return np.zeros_like(messages)
+    return np.array(times.latencies, dtype=float)
+
+
 class _Phase:
     """Messages of one phase: when the last passes of stages have ended, when the last message has
     passed each border [s], and when passes have ended whose messages return to the first stage, by
@@ -278,11 +285,14 @@ class _Clock:
     """When stages of many pipelines have done what was run so far; arrays of stages and pipelines
     [s]."""
 
-    def __init__(self, shape: PipelineShape, durations: _Durations, messages: Array) -> None:
+    def __init__(
+        self, shape: PipelineShape, durations: _Durations, messages: Array, latencies: Array
+    ) -> None:
         schedule = find_schedules(shape.schedule)
         self.shape = shape
         self.durations = durations
         self.messages = messages
+        self.latencies = latencies
         self.ahead = schedule.takes_messages_ahead(shape.chunks)
         self.put_off = bool(schedule.puts_off_weights)
         #: Whether any chunk has these times.
@@ -303,7 +313,7 @@ class _Clock:
 
     def copy(self) -> "_Clock":
         """The same clock, which goes on by itself."""
-        other = _Clock(self.shape, self.durations, self.messages)
+        other = _Clock(self.shape, self.durations, self.messages, self.latencies)
         for name in ("free", "free_before", "ready", "sent", "landed", "begins"):
             setattr(other, name, getattr(self, name).copy())
         for name, phase in self.phases.items():
@@ -334,6 +344,7 @@ class _Clock:
         if len(part.returning):
             micro = part.micro[part.receiving[part.returning]]
             sent[part.returning] = phase.returning[micro]
+        sent += self.latencies[part.borders]
         stages = part.stages[part.receiving]
         taken = self.free_before[stages] if self.ahead else self.ready[stages]
         np.maximum(sent, taken, out=sent)
@@ -470,7 +481,8 @@ def run_iterations(shape: PipelineShape, times: PipelineTimes, groups: np.ndarra
         return _run_one_by_one(shape, times, groups)
     all_slots = _list_slots(shape)
     messages = np.array(times.messages, dtype=float)
-    clock = _Clock(shape, _stack_durations(times.chunks, times.stages), messages)
+    latencies = _stack_latencies(times, messages)
+    clock = _Clock(shape, _stack_durations(times.chunks, times.stages), messages, latencies)
     if not np.any(groups > 0):
         clock.run(all_slots.slots)
         return clock.finish(shape.micro_batches)
@@ -490,12 +502,15 @@ def _run_one_by_one(shape: PipelineShape, times: PipelineTimes, groups: np.ndarr
     """Iterations of pipelines, each for itself [s]."""
     found = np.zeros(len(groups))
     messages = np.array(times.messages, dtype=float)
+    latencies = _stack_latencies(times, messages)
     for index, group in enumerate(groups):
         chunks = []
         for chunk in times.chunks:
             fields = [float(np.broadcast_to(time, len(groups))[index]) for time in chunk]
             chunks.append(ChunkTimes(*fields))
         micro_batches = shape.micro_batches + int(group) * shape.stages
-        one = PipelineTimes(chunks, times.stages, messages[:, index].tolist())
+        one = PipelineTimes(
+            chunks, times.stages, messages[:, index].tolist(), latencies[:, index].tolist()
+        )
         found[index] = run_iteration(shape._replace(micro_batches=micro_batches), one)
     return found

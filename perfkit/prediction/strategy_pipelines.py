@@ -512,8 +512,7 @@ def _wait_for_regions(
     after the other, or both at once (interleaved, but for its first passes).
     """
     s, regions = case.s, case.regions
-    link = case.platform.network.links.get("far")
-    latency = link.latency.value if link else 0.0
+    latency = find_far_latency(case)
     trips = np.maximum(0.5, (regions - 1) / (s.pp - s.pp / regions + 1))
     waits = np.maximum(trips * far - np.where(s.pp > regions, slack, 0.0), 0.0)
     waits = np.where(regions > 1, waits, 0.0)
@@ -526,6 +525,23 @@ def _wait_for_regions(
     interleaved = alone * one_by_one + (1.0 - alone) * at_once
     waits = np.where(case.schedule.all_forward_first, np.maximum(one_by_one - near, 0.0), waits)
     return np.where(case.schedule.interleaves, interleaved, waits)
+
+
+def find_far_latency(case: Case) -> float:
+    """Find the latency of a message between regions.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+
+    Returns
+    -------
+    latency : float
+        Of the link ``far``; 0 if there is none [s].
+    """
+    link = case.platform.network.links.get("far")
+    return link.latency.value if link else 0.0
 
 
 def pipeline_bubble(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
+from perfkit.models.partitions import find_schedules
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.micro_batches import PassWork
 from perfkit.prediction.passes import ChunkTimes, PipelineShape, PipelineTimes, shorten
@@ -22,7 +23,7 @@ from perfkit.prediction.stage_replicas import (
 from perfkit.prediction.strategy_case import Case
 from perfkit.prediction.strategy_hosts import join_exchanges
 from perfkit.prediction.strategy_passes import Passes, add_regions
-from perfkit.prediction.strategy_pipelines import Borders, find_put_off
+from perfkit.prediction.strategy_pipelines import Borders, find_far_latency, find_put_off
 from perfkit.prediction.strategy_records import Work, map_arrays, select
 from perfkit.workloads.strategy import LayerSpread, Strategy, spread_chunks
 
@@ -189,12 +190,14 @@ def _run_alike(
     )
     of_kinds = _Chunks(*(select(kind, members, case.count) for kind in chunks))
     in_order = _list_chunks(run.shape, of_members, of_kinds)
+    messages = _list_messages(case, members, run.shape, borders)
     return run_iterations(
         run.shape,
         PipelineTimes(
             chunks=in_order,
             stages=stages,
-            messages=_list_messages(case, members, stages, borders),
+            messages=messages.keeping,
+            latencies=messages.latencies,
         ),
         run.groups_left_out,
     )
@@ -254,16 +257,32 @@ def _list_chunks(shape: PipelineShape, members: _Members, kinds: _Chunks) -> lis
     return in_order
 
 
-def _list_messages(case: Case, members: np.ndarray, stages: int, borders: Borders) -> list[Array]:
-    """Messages from each stage to the next one, from the last to the first one, too, of some
-    strategies [s]."""
+class _Messages(NamedTuple):
+    """Messages from each stage to the next one, from the last to the first one, too: for how long
+    each keeps its border, and how long it is on its way before [s]."""
+
+    keeping: list[Array]
+    latencies: list[Array]
+
+
+def _list_messages(
+    case: Case, members: np.ndarray, shape: PipelineShape, borders: Borders
+) -> _Messages:
+    """Messages between the stages of some strategies.
+
+    Where messages are taken ahead, several are on their way between regions at once, so that their
+    latency keeps no border. Else a stage waits for all of each.
+    """
+    stages = shape.stages
+    schedule = find_schedules(shape.schedule)
+    latency = find_far_latency(case) if schedule.takes_messages_ahead(shape.chunks) else 0.0
     network = case.platform.network
     ranks = (case.s.ranks // case.s.pp)[members]
     region = network.ranks // network.regions
     across, local, far = (
         each[members] / 2.0 for each in (borders.across, borders.local, borders.far)
     )
-    messages = []
+    keeping, latencies = [], []
     for stage in range(stages):
         if stage == stages - 1:
             first, last = 0.0 * ranks, stages * ranks - 1
@@ -272,8 +291,9 @@ def _list_messages(case: Case, members: np.ndarray, stages: int, borders: Border
         crosses_nodes = first // network.ranks_per_node != last // network.ranks_per_node
         crosses_regions = first // region != last // region
         message = np.where(crosses_nodes, across, local)
-        messages.append(np.where(crosses_regions, far, message))
-    return messages
+        keeping.append(np.where(crosses_regions, far - latency, message))
+        latencies.append(np.where(crosses_regions, latency, 0.0))
+    return _Messages(keeping, latencies)
 
 
 def _time_chunk(
