@@ -295,7 +295,7 @@ def test_speed_lists_jobs_that_run(toy: Platform) -> None:
     jobs = speed.list_jobs([toy])
     # to read an installed database, and traces that are not committed
     bars = {job.bar for job in jobs} - {3.0, 1.5}
-    assert bars == {0.5, 0.05, 5e-3, 1e-5, 2e-5, 1e-4 / 3, 1e-6, 1.0, 2.0}
+    assert bars == {0.5, 0.05, 5e-3, 1e-5, 2e-5, 1e-4 / 3, 1e-6, 1.0, 2.0, 5.0, 10.0}
     for job in jobs:
         if not job.slow:
             next(job.calls)()

@@ -42,6 +42,7 @@ CHOICES = {
     ("platform/collectives.py", "algorithms"): "those that are composed over nodes",
     ("platform/sources.py", "collectives"): "those whose time shows the link between nodes",
     ("prediction/contrast.py", "collectives"): "those that a comparison of platforms shows",
+    ("prediction/tiles.py", "collectives"): "those among ranks that share layers",
     ("recording/exchanges.py", "collectives"): "what prices each of PyTorch's names",
     ("measure/timing.py", "collectives"): "PyTorch's function for each",
     ("platform/kernels.py", "number formats"): "those of tensor cores",

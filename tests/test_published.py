@@ -151,13 +151,25 @@ def test_what_stands_behind_a_scale_is_told() -> None:
     fits = platform.context.kernels
     forward = fits["attention.forward.triton"]
     backward = fits["attention.backward.triton"]
-    assert backward["scale"] == pytest.approx(1.9 * forward["scale"])
+    assert "attention.backward.triton" in node.kernels
+    assert backward["scale"] == forward["scale"]
     assert forward.kind == "fitted"
     assert forward.n >= 38
     borrowed = fits["attention.forward.efficient"]
     assert borrowed.kind == "assumed"
     assert borrowed.spread >= 0.3
     assert "h100" in borrowed.notes[0]
+
+
+def test_a_backward_pass_without_a_rate_of_its_own_is_slower_than_its_arithmetic() -> None:
+    """It takes 1.9 times its arithmetic at the rate of the forward pass."""
+    node = load_platform("a100-sxm-8")
+    assert "attention.backward.triton" not in node.kernels
+    platform = add_published(node, read_scales(), "a100", source="steps", date="2026-11-22")
+    fits = platform.context.kernels
+    forward = fits["attention.forward.triton"]
+    backward = fits["attention.backward.triton"]
+    assert backward["scale"] == pytest.approx(1.9 * forward["scale"])
 
 
 CASES: list[dict[str, Any]] = [

@@ -113,6 +113,11 @@ def language_model_on_gpus() -> list[float]:
     return answer(pk.predict(bert(dtype="bf16"), "h100-sxm-8", ranks=8))
 
 
+def language_model_at_capped_power() -> list[float]:
+    capped = pk.load_platform("h100-sxm-8").with_power(500)
+    return answer(pk.predict(bert(dtype="bf16"), capped))
+
+
 def fused_attention_on_gpus() -> list[float]:
     model = pk.Transformer.gpt2("gpt2", batch=8, sequence=128, dtype="bf16", attention="fused")
     return answer(pk.predict(model, "h100-sxm-8"))
@@ -223,6 +228,7 @@ def tokens_to_experts() -> list[float]:
 
 PREDICTIONS: list[Callable[[], list[float]]] = [
     language_model_on_gpus,
+    language_model_at_capped_power,
     language_model_on_a_processor,
     fused_attention_on_gpus,
     recommendation_on_gpus,

@@ -562,7 +562,8 @@ def _list_warnings(
                 model, where, ranks=ranks, plan=fastest, execution=execution, stack=stack
             )
             return found.warnings
-        assert isinstance(model, Transformer)  # only a DLRM has plans
+        if not isinstance(model, Transformer):
+            raise ValueError(f"a DLRM runs {show(fastest)}; it must be a Plan")
         of_replica = fastest.dp * fastest.micro_batch
         micro_batches = model.batch // of_replica
         if micro_batches * model.layers <= _MOST_PASSES:

@@ -361,6 +361,8 @@ def simulate_iteration(priced: PricedIteration, platform: Platform, loading: flo
         host_time = float(max(timeline.hosts))
         joined = join_host(timeline.device_time, host_time, priced.iteration_fit)
         timeline.extend("host_device_synchronization", float(joined))
+        if timeline.added.host_device_synchronization:  # they wait so in a first iteration too
+            timeline.latency = max(timeline.latency, timeline.period)
     timeline.extend("loading", loading)
     kernel_times = [float(times.seconds.sum()) for times in priced.times]
     slowest = rank_largest(kernel_times)[0]

@@ -68,7 +68,8 @@ class Prediction(Tabular):
     serial : float
         Time of everything one after another, without waiting [s].
     latency : float
-        Time of a first iteration from a common start [s].
+        Time of a first iteration from a common start; where host and device wait for each other, at
+        least that of an iteration that repeats [s].
     device_time : float
         Steady-state time if the host had launched everything before [s].
     fixed_time : float

@@ -330,9 +330,10 @@ def embedding_bags(
 
 
 def _find_exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
-    """`exact_traffic`, which is a symbolic size if the bags are."""
-    if isinstance(bags, SymbolicSize):
-        return bags.expressions.add(exact_traffic, table, bags, optimizer)
+    """`exact_traffic`, which is a symbolic size if the bags, rows or lookups are."""
+    for size in (bags, table.rows, table.pooling):
+        if isinstance(size, SymbolicSize):
+            return size.expressions.add(exact_traffic, table, bags, optimizer)
     return exact_traffic(table, bags, optimizer)
 
 
