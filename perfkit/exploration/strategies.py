@@ -538,8 +538,8 @@ def _drop_equal(strategies: Strategy) -> Strategy:
 
 
 def _read_strategy(frame: Table) -> Strategy:
-    """The strategy of the first row."""
-    return Strategy(**frame.select(_FIELDS).row(0, named=True))
+    """The strategy of the first row; column by column, as queries wait in forked processes."""
+    return Strategy(**{name: frame[name][0] for name in _FIELDS})
 
 
 def _list_warnings(
