@@ -118,7 +118,10 @@ class Prediction(Tabular):
         said = f"{self.stack.name} ({self.stack.description})"
         if level is None:
             return said
-        return f"{said}, level x {level['scale']:.3f} from {format_count(level.n, 'step')}"
+        origin = "of other software or steps"
+        if level.n:
+            origin = f"from {format_count(level.n, 'published step')}"
+        return f"{said}, level x {level['scale']:.3f} {origin}"
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Range that holds the measured time with the probability `level` [s].
