@@ -18,7 +18,6 @@ from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import binom
 
 from benchmarks import gpu_context, scale
 from benchmarks.helpers.command import WRITE, command
@@ -291,6 +290,18 @@ def tabulate_sets(judged: Sequence[Judged], place_of_bar: int) -> list[dict[str,
     return figures
 
 
+def find_counts(steps: int, share: float) -> tuple[int, int]:
+    """Smallest and largest count in the central 95 % of a binomial distribution."""
+    counts = range(steps + 1)
+    chances = [
+        math.comb(steps, count) * share**count * (1 - share) ** (steps - count) for count in counts
+    ]
+    cumulated = np.cumsum(chances)
+    low = int(np.searchsorted(cumulated, 0.025))
+    high = int(np.searchsorted(cumulated, 0.975))
+    return low, high
+
+
 def tabulate_classes(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     """Shares of steps inside 80 % intervals by class, and whether a binomial explains them."""
     classes: dict[str, list[Judged]] = {}
@@ -304,7 +315,7 @@ def tabulate_classes(judged: Sequence[Judged]) -> list[dict[str, Any]]:
         if len(members) < _FEWEST:
             continue
         row = _summarize(name, members)
-        low, high = binom.interval(0.95, len(members), 0.8)
+        low, high = find_counts(len(members), 0.8)
         row["low"], row["high"] = 100 * low / len(members), 100 * high / len(members)
         count = sum(abs(one.distance) <= _WIDTHS[80] for one in members)
         row["held"] = "yes" if low <= count <= high else "NO"

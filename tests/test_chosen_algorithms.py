@@ -13,10 +13,11 @@ import perfkit as pk
 from perfkit.models import collectives as forms
 from perfkit.models.algorithms import ALGORITHMS, Algorithm
 from perfkit.platform.collectives import COMPOSITIONS, Composition, Evidence, list_algorithms
+from tests.levels import load_without_levels
 from tests.refusals import Refusal
 
-NODE = pk.load_platform("h100-sxm-8")
-CLUSTER = pk.load_platform("h100-sxm-8x4")
+NODE = load_without_levels("h100-sxm-8")
+CLUSTER = load_without_levels("h100-sxm-8x4")
 BERT = pk.Transformer.bert("bert-base", batch=64, dtype="bf16", layers=2)
 LARGE = pk.Transformer.bert("bert-large", batch=64, dtype="bf16", layers=2)
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.micro_batches import PAIRS, PASSED
@@ -24,6 +23,7 @@ from perfkit.prediction.stages import make_stages
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
+from tests.levels import load_without_levels
 
 BATCH = 2
 SEQUENCE = 48
@@ -235,7 +235,7 @@ def make_model(case: Case) -> Transformer:
 def list_messages(case: Case, phase: str) -> list[Message]:
     """Messages of the first rank in a pass through one layer and the ends, but for those of
     replicas."""
-    graph = make_stages(make_model(case), load_platform("a100-sxm-8"), case.strategy)[0]
+    graph = make_stages(make_model(case), load_without_levels("a100-sxm-8"), case.strategy)[0]
     nbytes = graph.column("nbytes")
     groups = graph.column("group")
     messages = []
@@ -288,7 +288,7 @@ def test_closed_forms_have_the_same_messages(name: str) -> None:
             times.append(messages.time(operation, np.array([nbytes]), ranks, 1)[0])
         return float(np.sum(times))
 
-    a100 = load_platform("a100-sxm-8")
+    a100 = load_without_levels("a100-sxm-8")
     slow = a100.with_link("intra", bandwidth=2e6, latency=1e-3)
     slower = a100.with_link("intra", bandwidth=1e6, latency=1e-3)
     assert price(slower) - price(slow) == pytest.approx(add_up(slower) - add_up(slow), rel=1e-9)
@@ -298,7 +298,7 @@ def test_stages_pass_on_what_each_rank_holds() -> None:
     """All ranks hold the activations of all tokens, or each the part whose tokens it shares."""
     for shared, held in ((False, WHOLE), (True, WHOLE / 4)):
         strategy = Strategy(tp=4, pp=2, micro_batch=BATCH, sequence_parallel=shared)
-        stages = make_stages(MODEL, load_platform("a100-sxm-8"), strategy)
+        stages = make_stages(MODEL, load_without_levels("a100-sxm-8"), strategy)
         for graph in (stages[0], stages[-1]):
             groups = graph.column("group")
             between = [place for place in graph.collectives.tolist() if groups[place] >= PAIRS]

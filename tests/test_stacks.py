@@ -14,10 +14,11 @@ from perfkit.platform.machine import PlatformError, StepKind
 from perfkit.prediction.stages import make_stages
 from perfkit.prediction.strategies import PARTS
 from perfkit.workloads.stack import FP8_RECIPES, STACKS, apply_stack, find_stack
+from tests.levels import load_without_levels
 
 GPT = pk.Transformer.preset("gpt3-6.7b", batch=16, dtype="bf16", mixed=True, fused=True, layers=4)
 DLRM = pk.DLRM(rows=[10**5, 20000, 300, 5000], batch=8192, dim=64)
-CLUSTER = pk.load_platform("h100-sxm-8x8")
+CLUSTER = load_without_levels("h100-sxm-8x8")
 
 
 def make_level(scale: float, spread: float = 0.05, n: int = 7) -> Iteration:
@@ -164,12 +165,12 @@ def test_a_level_scales_the_whole_time_and_gives_its_spread(strategy: pk.Strateg
 
 
 def test_a_sweep_and_a_lone_operation_follow_the_level() -> None:
-    levelled = add_levels(pk.load_platform("h100-sxm-8"), ddp__bf16=0.8, others__bf16=1.5)
+    levelled = add_levels(load_without_levels("h100-sxm-8"), ddp__bf16=0.8, others__bf16=1.5)
     with keep_quiet():
         table = pk.sweep(GPT, {"batch": [8, 16]}, levelled, ranks=8, progress=False).table()
         one = pk.predict(GPT, levelled, ranks=8)
         other = pk.predict(GPT, levelled, ranks=8, stack="deepspeed")
-        plain = pk.predict(GPT, "h100-sxm-8", ranks=8, stack="deepspeed")
+        plain = pk.predict(GPT, load_without_levels("h100-sxm-8"), ranks=8, stack="deepspeed")
         stacks = pk.sweep(
             GPT, {"stack": ["ddp", "deepspeed"]}, levelled, ranks=8, progress=False
         ).table()
@@ -186,7 +187,7 @@ def test_a_sweep_and_a_lone_operation_follow_the_level() -> None:
 
 
 def test_a_stack_without_a_level_takes_that_of_others_and_says_so() -> None:
-    node = pk.load_platform("h100-sxm-8")
+    node = load_without_levels("h100-sxm-8")
     levelled = add_levels(node, megatron_te__fp8=1.1, others__bf16=0.9)
     with keep_quiet():
         others = pk.predict(GPT, levelled, ranks=8)
@@ -223,7 +224,7 @@ def test_levels_are_kept_in_files_and_carried_over(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_tables_follows_the_level() -> None:
-    node = pk.load_platform("a100-sxm-8")
+    node = load_without_levels("a100-sxm-8")
     levelled = add_levels(node, torchrec__fp32=1.3)
     model = DLRM
     plan = pk.shard(model, node, ranks=4).plan

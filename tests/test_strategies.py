@@ -25,6 +25,7 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.strategy import Strategy, list_fits, spread_chunks
 from perfkit.workloads.tape import Tape
 from perfkit.workloads.transformer import Transformer
+from tests.levels import load_without_levels
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 GPT = Transformer.preset("gpt3-1.3b", batch=64, sequence=1024, dtype="bf16", fused=True)
@@ -108,7 +109,7 @@ def test_replicas_take_what_the_event_loop_takes() -> None:
 
 
 def test_products_of_all_layouts_err_together() -> None:
-    where = load_platform("a100-sxm-8")
+    where = load_without_levels("a100-sxm-8")
     sure = {name: replace(fit, spread=0.0) for name, fit in where.context.kernels.items()}
     model = replace(GPT, vocabulary=50304)
 
@@ -318,7 +319,7 @@ def test_mixtral_has_its_published_weights_two_experts_of_which_work() -> None:
 
 
 def test_experts_are_shared_and_tokens_go_to_them() -> None:
-    platform = load_platform("h100-sxm-8x2")
+    platform = load_without_levels("h100-sxm-8x2")
     alone = price(MIXTRAL, Strategy(dp=16, zero=1), platform, stack="fsdp")
     shared = price(MIXTRAL, Strategy(dp=16, ep=8, zero=1), platform, stack="fsdp")
     assert alone["experts"] == 0
@@ -397,10 +398,10 @@ def test_tokens_cross_nodes_in_one_or_two_levels() -> None:
 
 def test_heads_are_swapped_in_place_of_keys_that_go_round() -> None:
     long = replace(GPT, batch=8, sequence=32768, positions=32768)
-    ring = price(long, Strategy(cp=8))
-    swapped = price(long, Strategy(cp=8, ulysses=True))
+    platform = load_without_levels("a100-sxm-8")
+    ring = price(long, Strategy(cp=8), platform)
+    swapped = price(long, Strategy(cp=8, ulysses=True), platform)
     nbytes = 2.0 * 32768 / 8 * 2048
-    platform = load_platform("a100-sxm-8")
     exchange = platform.collective("all_to_all", nbytes, ranks=8)
     layers = 24
     micro_batches = 8

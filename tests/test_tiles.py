@@ -31,6 +31,7 @@ from perfkit.prediction.tiles import (
 from perfkit.workloads.graph import Label
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
+from tests.levels import load_without_levels
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 LLAMA = Transformer.preset("llama-2-7b", layers=4, batch=8, sequence=2048, dtype="bf16")
@@ -331,7 +332,7 @@ def test_tokens_reach_experts_in_two_levels_on_the_event_loop() -> None:
     model = replace(LLAMA, experts=16, top_k=2, layers=2, hidden=1024, inner=1024, batch=16)
     one_level = Strategy(dp=16, ep=16)
     two_levels = replace(one_level, two_level=True)
-    platform = load_platform("a100-sxm-8x2")
+    platform = load_without_levels("a100-sxm-8x2")
     times = []
     for strategy in (one_level, two_levels):
         events = predict(model, platform, strategy=strategy)

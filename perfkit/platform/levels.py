@@ -79,7 +79,7 @@ def read_levels(generation: str | None) -> dict[str, Iteration]:
             spread=float(row["spread"]),
             n=steps,
             kind="fitted" if steps else "assumed",
-            source=row["source"],
+            source=f"published steps: {row['source']}",
             date=row["date"],
         )
     return levels

@@ -464,7 +464,7 @@ class Platform(Machine, Reported):
         ...     tree.collective("all_reduce", 64e6, ranks=32)
         ...     [f"{pk.predict(bert, where, ranks=32).communication()['total_s'][0]:.4f} s" for where in (cluster, tree)]
         Estimate(428 µs, 80 % within 293 µs to 623 µs, 1 warning)
-        ['0.0129 s', '0.0054 s']
+        ['0.0082 s', '0.0054 s']
         """
         return whatif.with_algorithm(self, operation, algorithm)
 
