@@ -1,6 +1,6 @@
 """Stacks: records of facts, what they change, and levels."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,16 @@ from perfkit.platform.kernel_times import UNALIGNED
 from perfkit.platform.machine import PlatformError, StepKind
 from perfkit.prediction.stages import make_stages
 from perfkit.prediction.strategies import PARTS
-from perfkit.workloads.stack import FP8_RECIPES, STACKS, apply_stack, find_stack
+from perfkit.workloads import stack as stack_module
+from perfkit.workloads.stack import (
+    FP8_RECIPES,
+    STACKS,
+    UNPRICED,
+    Stack,
+    apply_stack,
+    find_stack,
+    note_unpriced,
+)
 from tests.levels import load_without_levels
 
 GPT = pk.Transformer.preset("gpt3-6.7b", batch=16, dtype="bf16", mixed=True, fused=True, layers=4)
@@ -136,6 +145,77 @@ def test_a_prediction_says_its_stack() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "options", "says", "does_not_say"),
+    [
+        (replace(GPT, parallel="zero1"), {}, "ZeRO 1, eager", "ZeRO 3"),
+        (replace(GPT, parallel="zero2"), {"stack": "fsdp"}, "ZeRO 2, eager", "ZeRO 3"),
+        (GPT, {"execution": "graphs"}, "as computed, graphs", "eager"),
+        (GPT, {"execution": "eager", "stack": "fsdp-compiled"}, "ZeRO 3, eager)", ", compiled"),
+        (replace(GPT, vocabulary_multiple=64), {"stack": "megatron"}, "padded to 64", "128"),
+        (replace(GPT, attention="math"), {}, "math attention", "flash"),
+        (replace(GPT, reduce_dtype="fp32"), {"stack": "fsdp"}, "reduced in fp32", "as computed"),
+        (DLRM, {"execution": "compiled"}, "compiled", "eager"),
+    ],
+)
+def test_what_is_said_of_a_stack_is_what_runs(
+    model: pk.Transformer, options: dict[str, str], says: str, does_not_say: str
+) -> None:
+    with keep_quiet():
+        found = pk.predict(model, "h100-sxm-8", ranks=4, **options)  # type: ignore[arg-type]
+    assert says in found._software
+    assert does_not_say not in found._software
+    assert found.stack.runs_as == found.execution
+
+
+def test_what_is_said_of_the_stacks_of_many_strategies_is_what_runs() -> None:
+    listed = pk.Strategy.stack([pk.Strategy(dp=8, zero=zero) for zero in (0, 1, 3, 1)])
+    work = apply_stack(GPT, listed, None, None)
+    assert [(stack.name, stack.zero) for stack in work.stacks] == [
+        ("ddp", 0),
+        ("fsdp", 1),
+        ("fsdp", 3),
+        ("fsdp", 1),
+    ]
+
+
+def test_facts_that_are_not_priced_are_named_where_they_were_stated() -> None:
+    known = find_stack("fsdp-compiled")
+    stated = replace(known, fp8_recipe="rowwise", fp8_gathers=True, loss_chunks=8, graphs=True)
+    with keep_quiet():
+        plain = pk.predict(GPT, "h100-sxm-8", ranks=8, stack=known)
+        found = pk.predict(GPT, "h100-sxm-8", ranks=8, stack=stated)
+    assert found.time == plain.time
+    assert found.memory().total == plain.memory().total
+    assert (
+        "stack 'fsdp-compiled': fp8_recipe, fp8_gathers, loss_chunks, graphs are stated and not "
+        "priced, the time is that without them"
+    ) in found.warnings
+    assert not [text for text in plain.warnings if "not priced" in text]
+    # graphs of code that is not compiled are priced; what perfkit knows of a stack is in its levels
+    assert not note_unpriced(GPT, replace(find_stack("ddp"), graphs=True))
+    assert not [name for name in STACKS if note_unpriced(GPT, find_stack(name))]
+    mine = Stack("mine", loss_chunks=2)
+    assert "loss_chunks is stated" in note_unpriced(GPT, mine)[0]
+
+
+def test_facts_of_transformers_are_not_priced_for_tables() -> None:
+    mixed = pk.DLRM(rows=[10**5, 20000], batch=8192, dim=64, dtype="bf16", mixed=True)
+    assert not note_unpriced(DLRM, find_stack("torchrec"))
+    assert not note_unpriced(DLRM, find_stack("hugectr"))
+    assert "mixed is stated and not priced" in note_unpriced(mixed, find_stack("hugectr"))[0]
+    assert "buffers, reduce_dtype" in note_unpriced(DLRM, find_stack("megatron"))[0]
+    of_all = {"name", "source", "pads_products", "execution", "graphs"}
+    known = {*of_all, *UNPRICED, *stack_module._OF_TRANSFORMERS}
+    assert known == {field.name for field in fields(Stack)}
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 2.5, "8"])
+def test_wrong_ranks_are_named_with_a_stack_too(ranks: object) -> None:
+    with pytest.raises(ValueError, match=r"ranks is .*; it must be a whole number above 0"):
+        pk.predict(GPT, CLUSTER, ranks=ranks, stack="megatron")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     "strategy",
     [pk.Strategy(tp=4, pp=2, dp=2), pk.Strategy(dp=8, zero=3), pk.Strategy(dp=8, zero=1)],
 )
@@ -219,6 +299,8 @@ def test_levels_are_kept_in_files_and_carried_over(tmp_path: Path) -> None:
     assert faster["scale"] == 0.9
     with pytest.raises(PlatformError, match=r"stacks.*names no stack"):
         replace(CLUSTER, context=replace(CLUSTER.context, stacks={".bf16": make_level(1.0)}))
+    with pytest.raises(PlatformError, match=r"format is 'fp16', which has the level of bf16"):
+        replace(CLUSTER, context=replace(CLUSTER.context, stacks={"ddp.fp16": make_level(1.0)}))
     with pytest.raises(PlatformError, match=r"format is 'int4'"):
         replace(CLUSTER, context=replace(CLUSTER.context, stacks={"ddp.int4": make_level(1.0)}))
 

@@ -468,6 +468,10 @@ def check_numbers(machine: Machine) -> None:
                 "'.experts' for models with experts, then '.nodes' for ranks of several nodes"
             )
         check_choice(f"context stacks {show(key)}: format", dtype, DTYPES)
+        if dtype == "fp16":
+            raise ValueError(
+                f"context stacks {show(key)}: format is 'fp16', which has the level of bf16; write 'bf16'"
+            )
     for group, key, fit in list_fits(machine):
         _check_fit(f"{group} {key}", group, key, fit)
         _check_number(Number(group, f"{key} bias", fit.bias, "-", fit.kind, None, "", ""))

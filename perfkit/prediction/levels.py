@@ -39,8 +39,8 @@ def find_level(platform: Platform, stack: str, workload: Any, ranks: int) -> Ite
 
 
 def note_level(platform: Platform, stack: str, workload: Any, ranks: int) -> tuple[str, ...]:
-    """A note where levels of software were fitted on a platform, but none to this stack in this
-    format.
+    """A note where levels of software were fitted on a platform, but none to such steps of this
+    stack.
 
     Parameters
     ----------
@@ -61,13 +61,16 @@ def note_level(platform: Platform, stack: str, workload: Any, ranks: int) -> tup
     if workload.family != _FITTED or not platform.context.stacks:
         return ()
     kind = _find_kind(platform, workload, ranks)
-    if name_level(stack, workload.dtype, kind) in platform.context.stacks:
-        return ()
     what = f"{stack} in {workload.dtype}"
     if kind.has_experts:
         what += " with experts"
     if kind.crosses_nodes:
         what += " over several nodes"
+    own = platform.context.stacks.get(name_level(stack, workload.dtype, kind))
+    if own is not None:
+        if own.kind != "assumed":
+            return ()
+        return (f"level of {what} on {platform.name} is assumed: {own.source}",)
     missing = f"no published step of {what} on {platform.name}"
     if find_level(platform, stack, workload, ranks) is None:
         return (f"{missing}: no level",)

@@ -45,7 +45,7 @@ from perfkit.prediction.uncertainty import (
 )
 from perfkit.workloads.graph import STAGE_HOST
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.stack import Stack, apply_stack
+from perfkit.workloads.stack import Stack, apply_stack, note_unpriced
 from perfkit.workloads.strategy import Strategy
 
 
@@ -173,6 +173,7 @@ def predict(
     stack : str or Stack, optional
         The software that runs it, one of `perfkit.stacks`: its facts fill what workload, strategy
         and execution leave at their defaults. By default the usual one, which changes nothing.
+        Captured graphs stay as they are.
 
     Returns
     -------
@@ -234,6 +235,7 @@ def predict(
     bounds = bound_time(timings, causes, loading_time)
     notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan)
     of_level = note_level(machine, software.name, resolved.workload, resolved.ranks)
+    of_facts = note_unpriced(work.workload, software)
     warn_once(notes.doubts, 3)
     spread = estimate_spread(priced, timings, causes, machine, loading_time)
     parts = [*causes.sum_by_resource().values(), causes.loading]
@@ -258,7 +260,7 @@ def predict(
         fixed_time=fixed_time,
         execution=timings.slowest.graph.execution,
         unmodelled=notes.unmodelled,
-        warnings=notes.doubts + notes.advice + of_level,
+        warnings=notes.doubts + notes.advice + of_level + of_facts,
         stack=software,
         _timeline=timings.timeline,
         _repredict=partial(

@@ -81,7 +81,7 @@ class Prediction(Tabular):
     warnings : tuple of str
         What to know before trusting the number.
     stack : Stack
-        The software that runs it.
+        The software that runs it, with the settings that won over its facts.
     """
 
     report_title = "Predicted time of one training iteration and where it goes"

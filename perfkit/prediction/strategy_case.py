@@ -296,12 +296,11 @@ def _find_levels(
     names = [stack.name for stack in stacks]
     if len(names) == 1:
         names = names * len(ranks)
-    crosses_nodes = ranks > platform.network.ranks_per_node
     scales = np.ones(len(ranks))
     spreads = np.full(len(ranks), np.nan)
-    for name, crosses in dict.fromkeys(zip(names, crosses_nodes.tolist(), strict=True)):
-        is_alike = (np.array(names) == name) & (crosses_nodes == crosses)
-        level = find_level(platform, name, model, int(ranks[is_alike][0]))
+    for name, count in dict.fromkeys(zip(names, ranks.tolist(), strict=True)):
+        is_alike = (np.array(names) == name) & (ranks == count)
+        level = find_level(platform, name, model, count)
         if level is not None:
             scales[is_alike] = level["scale"]
             spreads[is_alike] = level.spread

@@ -11,6 +11,7 @@ from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.execution import EXECUTIONS
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.sizes import check_ranks
@@ -37,6 +38,22 @@ _SWITCHES = (
     "graphs",
 )
 _COUNTS = ("zero", "vocabulary_multiple", "loss_chunks")
+#: Facts that are stated and not priced: they change no prediction.
+UNPRICED = ("fp8_recipe", "fp8_gathers", "loss_chunks")
+#: Facts that change predictions of Transformers alone; those of a DLRM follow the others.
+_OF_TRANSFORMERS = (
+    "mixed",
+    "fused_accumulation",
+    "buffers",
+    "reduce_dtype",
+    "attention",
+    "keeps_fp8",
+    "overlaps_tensor",
+    "overlaps_experts",
+    "zero",
+    "vocabulary_multiple",
+    "memory",
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,10 @@ class Stack:
 
     `dataclasses.replace` overrides a fact, and the name stays, with which platforms keep levels:
     ``replace(find_stack("megatron"), fused_accumulation=False)``.
+
+    `fp8_recipe`, `fp8_gathers` and `loss_chunks` are stated and not priced: they change no
+    prediction, and one whose stack was stated with another value of them says so in its warnings.
+    Of a DLRM only `execution`, `graphs` and `pads_products` are priced.
 
     Parameters
     ----------
@@ -64,11 +85,12 @@ class Stack:
         Kernel of attention; empty for what the library chooses for the device.
     fp8_recipe : str
         What of the operands of a product in fp8 has a scale of its own: ``tensorwise``,
-        ``rowwise``, ``blockwise``, ``mxfp8`` or ``nvfp4``; empty without fp8.
+        ``rowwise``, ``blockwise``, ``mxfp8`` or ``nvfp4``; empty without fp8. Not priced: operands
+        are cast, without a pass that finds scales, whatever the recipe.
     keeps_fp8 : bool
         Whether weights are cast to fp8 once in an iteration, not for each micro-batch.
     fp8_gathers : bool
-        Whether sharded weights are gathered in fp8.
+        Whether sharded weights are gathered in fp8. Not priced: they are gathered in bf16.
     overlaps_tensor : bool
         Whether messages among ranks that share products overlap with these, as with
         `Strategy.tiled`.
@@ -82,11 +104,12 @@ class Stack:
     vocabulary_multiple : int
         The vocabulary is padded to a multiple of this, for each rank that shares products [-].
     loss_chunks : int
-        Pieces in which the cross entropy is computed; 1 for all tokens at once [-].
+        Pieces in which the cross entropy is computed; 1 for all tokens at once, which is priced
+        whatever their number [-].
     execution : str
         ``eager`` or ``compiled``.
     graphs : bool
-        Whether CUDA graphs launch the kernels.
+        Whether CUDA graphs launch the kernels. Not priced where `execution` is ``compiled``.
     memory : str
         Whose rules say what is held in memory: ``torch`` or ``megatron``, see table 9.3 of
         docs/formulas.md.
@@ -203,7 +226,7 @@ def _read_stacks() -> dict[str, Stack]:
         for field in fields(Stack):
             text = row[field.name]
             if field.name in _SWITCHES:
-                facts[field.name] = text == "yes"
+                facts[field.name] = check_choice(field.name, text, ("yes", "no")) == "yes"
             elif field.name in _COUNTS:
                 facts[field.name] = int(text)
             else:
@@ -250,7 +273,7 @@ def stacks() -> Table:
     Returns
     -------
     table : polars.DataFrame
-        A row for each, with the fields of `Stack`.
+        A row for each, with the fields of `Stack`, which says which of them are not priced.
 
     Examples
     --------
@@ -324,28 +347,31 @@ def apply_stack(
     Software that keeps fp32 masters or buffers of gradients beside a whole model is priced as a
     strategy, also where none is given.
     """
+    check_type("execution", execution, str | None)
     if stack is None:
         return _choose_usual(workload, strategy, execution)
     chosen = find_stack(stack)
+    stated = _state_execution(chosen, execution)
     if not hasattr(workload, "graphs"):
-        return StackedWork(workload, strategy, execution, (chosen,))
-    if execution is None:
-        execution = chosen.runs_as
+        return StackedWork(workload, strategy, execution, (stated,))
+    runs_as = chosen.runs_as if execution is None else execution
     if not isinstance(workload, Transformer):
-        return StackedWork(workload, strategy, execution, (chosen,))
+        return StackedWork(workload, strategy, runs_as, (stated,))
     model = apply_facts(workload, chosen)
+    shared = strategy
     if strategy is None:
+        count = 1 if ranks is None else int(check_positive("ranks", ranks, integer=True))
         if model.parallel == PARALLEL[0]:
             model = replace(model, parallel=PARALLEL[chosen.zero])
-        stated = _state_strategy(model, ranks or 1)
-        shared = share_states(model, stated, chosen)
-        _check_autocast(model, shared, chosen)
-        if np.any(shared.buffers):
-            strategy = _divide_batch(model, shared, ranks or 1)
+        by_settings = share_states(model, _state_strategy(model, count), chosen)
+        _check_autocast(model, by_settings, chosen)
+        if np.any(by_settings.buffers):
+            shared = _divide_batch(model, by_settings, count)
     else:
-        strategy = share_states(model, strategy, chosen)
-        _check_autocast(model, strategy, chosen)
-    return StackedWork(model, strategy, execution, (chosen,))
+        shared = share_states(model, strategy, chosen)
+        _check_autocast(model, shared, chosen)
+    stated = _override_facts(stated, workload, strategy)
+    return StackedWork(model, shared, runs_as, (stated,))
 
 
 def _choose_usual(workload: Any, strategy: Strategy | None, execution: str | None) -> StackedWork:
@@ -360,24 +386,107 @@ def _choose_usual(workload: Any, strategy: Strategy | None, execution: str | Non
         if any(stack.fused_accumulation for stack in usual):
             keeps = workload.dtype == "fp8"  # which Transformer Engine runs
             workload = replace(workload, fused_accumulation=True, keeps_fp8=keeps)
-    # many strategies share a few stacks
-    stated = {stack.name: stack for stack in usual}
-    stated = {name: _state_facts(stack, workload) for name, stack in stated.items()}
-    stacks = [stated[stack.name] for stack in usual]
-    return StackedWork(workload, strategy, execution, tuple(stacks))
+    if not isinstance(workload, Transformer):
+        stacks = tuple(_state_execution(stack, execution) for stack in usual)
+        return StackedWork(workload, strategy, execution, stacks)
+    zeros = np.broadcast_to(_find_zero(workload, strategy), len(usual)).tolist()
+    stated: dict[tuple[str, int], Stack] = {}  # many strategies share a few stacks
+    for stack, zero in zip(usual, zeros, strict=True):
+        if (stack.name, zero) not in stated:
+            stated[stack.name, zero] = _state_facts(stack, workload, zero, execution)
+    stacks = tuple(stated[stack.name, zero] for stack, zero in zip(usual, zeros, strict=True))
+    return StackedWork(workload, strategy, execution, stacks)
 
 
-def _state_facts(stack: Stack, model: Any) -> Stack:
+def _state_facts(stack: Stack, model: Transformer, zero: int, execution: str | None) -> Stack:
     """The usual software with the settings of a Transformer as its facts."""
-    if not isinstance(model, Transformer):
-        return stack
     reduced = model.reduce_dtype
     if not reduced and model.mixed and stack.mixed == "masters":
         reduced = "fp32"
     return replace(
-        stack,
+        _state_execution(stack, execution),
         reduce_dtype=reduced,
+        attention=_name_attention(model),
+        zero=zero,
         vocabulary_multiple=model.vocabulary_multiple,
+    )
+
+
+def _override_facts(stack: Stack, model: Transformer, strategy: Strategy | None) -> Stack:
+    """A stack that was stated, with the settings that win over its facts. Of many strategies each
+    has its own `zero`, and that of the stack stays."""
+    facts: dict[str, Any] = {}
+    if model.reduce_dtype:
+        facts["reduce_dtype"] = model.reduce_dtype
+    if _name_attention(model):
+        facts["attention"] = model.attention
+    if model.vocabulary_multiple != 1:
+        facts["vocabulary_multiple"] = model.vocabulary_multiple
+    zero = _find_zero(model, strategy)
+    if np.ndim(zero) == 0 and zero:
+        facts["zero"] = int(zero)
+    return replace(stack, **facts) if facts else stack
+
+
+def _state_execution(stack: Stack, execution: str | None) -> Stack:
+    """A stack with the execution that was stated, if one was; an unknown one is refused where it
+    is priced."""
+    if execution is None or execution not in EXECUTIONS:
+        return stack
+    if execution == "graphs":
+        return replace(stack, execution="eager", graphs=True)
+    return replace(stack, execution=execution, graphs=False)
+
+
+def _find_zero(model: Transformer, strategy: Strategy | None) -> Any:
+    """What replicas share, as `Strategy.zero`; an array of many strategies [-]."""
+    if strategy is None:
+        return PARALLEL.index(model.parallel)
+    return strategy.without_idle_zero().zero
+
+
+def _name_attention(model: Transformer) -> str:
+    """The kernel of attention as a fact: empty for what the library chooses."""
+    return "" if model.attention == "fused" else model.attention
+
+
+def note_unpriced(workload: Any, stack: Stack) -> tuple[str, ...]:
+    """A note where a stack was stated with facts that change nothing.
+
+    Parameters
+    ----------
+    workload : Workload, Graph or sequence of Graph
+        What is predicted.
+    stack : Stack
+        The software. The facts that perfkit knows of it are part of its levels; those that differ
+        count, and of a DLRM those that differ from TorchRec's.
+
+    Returns
+    -------
+    notes : tuple of str
+        A sentence, or nothing.
+
+    Examples
+    --------
+    >>> stack = replace(find_stack("torchtitan"), loss_chunks=8)
+    >>> note_unpriced(Transformer.gpt2(batch=8), stack)
+    ("stack 'torchtitan': loss_chunks is stated and not priced, the time is that without it",)
+    """
+    known = STACKS.get(stack.name, Stack(stack.name))
+    names = [name for name in UNPRICED if getattr(stack, name) != getattr(known, name)]
+    if stack.graphs and not known.graphs and stack.execution == "compiled":
+        names.append("graphs")
+    if isinstance(workload, DLRM):
+        for name in _OF_TRANSFORMERS:
+            matters = name != "mixed" or workload.mixed
+            if matters and getattr(stack, name) != getattr(STACKS["torchrec"], name):
+                names.append(name)
+    if not names:
+        return ()
+    verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
+    listed = ", ".join(names)
+    return (
+        f"stack {stack.name!r}: {listed} {verb} stated and not priced, the time is that without {them}",
     )
 
 
