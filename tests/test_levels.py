@@ -178,7 +178,13 @@ def test_transformers_alone_have_levels_and_those_with_experts_their_own() -> No
 
 def test_a_level_of_a_wrong_name_is_refused() -> None:
     node = pk.load_platform("h100-sxm-8")
-    for name in (".fp8", "megatron.fp9", "megatron.fp8.dense", "megatron.fp8.nodes.experts"):
+    for name in (
+        ".fp8",
+        "megatron.fp9",
+        "megatron.fp8.dense",
+        "megatron.fp8.nodes.experts",
+        "a.fp8.",
+    ):
         with pytest.raises(ValueError, match="context stacks"):
             replace(node, context=replace(node.context, stacks={name: make_level(1.0, 0.1, 1)}))
 

@@ -73,6 +73,15 @@ class StepKind(NamedTuple):
         return experts + nodes
 
 
+#: All kinds of steps that have levels.
+STEP_KINDS = (
+    StepKind(),
+    StepKind(has_experts=True),
+    StepKind(crosses_nodes=True),
+    StepKind(has_experts=True, crosses_nodes=True),
+)
+
+
 def name_level(stack: str, dtype: str, kind: StepKind) -> str:
     """Name of the level of a stack.
 
@@ -459,10 +468,12 @@ def check_numbers(machine: Machine) -> None:
         raise ValueError(
             "device.memory has no bandwidth in its last level, or a cache without a capacity; state them"
         )
+    endings = [kind.ending for kind in STEP_KINDS]
     for key in machine.context.stacks:
         stack, _, rest = key.partition(".")
-        dtype, _, end = rest.partition(".")
-        if not stack or end not in ("", EXPERTS, NODES, f"{EXPERTS}.{NODES}"):
+        dtype = rest.partition(".")[0]
+        ending = key.removeprefix(f"{stack}.{dtype}")
+        if not stack or ending not in endings:
             raise ValueError(
                 f"context stacks {show(key)} names no stack; write it as 'megatron-te.fp8', with "
                 "'.experts' for models with experts, then '.nodes' for ranks of several nodes"
