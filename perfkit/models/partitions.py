@@ -164,15 +164,14 @@ def find_schedules(names: Any) -> Schedule:
     """
     if isinstance(names, str):
         return SCHEDULES[check_choice("schedule", names, SCHEDULES)]
-    given = names
-    names = np.asarray(given)
-    is_text = names.dtype.kind == "U"
-    if not is_text and not all(isinstance(name, str) for name in names.ravel().tolist()):
-        raise ValueError(f"schedule is {show(given)}; it must be a name, or an array of names")
-    numbers = np.full(names.shape, -1)
+    array = np.asarray(names)
+    is_text = array.dtype.kind == "U"
+    if not is_text and not all(isinstance(name, str) for name in array.ravel().tolist()):
+        raise ValueError(f"schedule is {show(names)}; it must be a name, or an array of names")
+    numbers = np.full(array.shape, -1)
     for number, name in enumerate(SCHEDULES):
-        numbers[names == name] = number
-    for name in np.unique(names[numbers < 0]).tolist():
+        numbers[array == name] = number
+    for name in np.unique(array[numbers < 0]).tolist():
         check_choice("schedule", name, SCHEDULES)
     values = {}
     for field in fields(Schedule):

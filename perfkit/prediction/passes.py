@@ -21,8 +21,8 @@ class Activity(NamedTuple):
     ----------
     kind : str
         ``forward``, ``backward`` or ``weights``: a pass; ``latency`` of a message to another stage,
-        and the ``message`` itself; ``gathered`` weights of a chunk; ``reduction`` of the gradients of a pass, which the next pass of the
-        stage waits for; of messages of gradients that no pass waits for, ``tail`` behind the last
+        and the ``message`` itself; ``gathered`` weights of a chunk; ``reduction`` of the gradients
+        of a pass, which the next pass of the stage waits for; of messages of gradients that no pass waits for, ``tail`` behind the last
         pass of a chunk, and ``queue`` behind the messages of the chunk before, and ``landed``, when
         both have ended; ``lead`` of a stage before its first pass.
     stage, chunk : int
@@ -98,7 +98,13 @@ class _Stage:
         self.pass_ends: list[int] = []
         #: Events after which the stage is ready for the next message.
         self.landings: list[int] = []
+        #: Event in which the messages of its gradients that no pass waits for have landed.
         self.landed = 0
+
+    @property
+    def is_built(self) -> bool:
+        """Whether all of its steps are built."""
+        return self.built_steps == len(self.steps)
 
 
 class _Builder:
@@ -135,10 +141,10 @@ class _Builder:
         self.last_messages: dict[tuple[int, str], int] = {}
         self.begins: list[tuple[int, ...]] = [(0,)] * shape.stages
 
-    def add(self, activity: Activity, *before: int) -> int:
-        """Add an event behind up to three others; return its number."""
+    def add(self, activity: Activity, one: int = 0, other: int = 0, third: int = 0) -> int:
+        """Add an event behind up to three others, by default behind the begin of the iteration;
+        return its number."""
         number = self.activities.setdefault(activity, len(self.activities))
-        one, other, third = (*before, 0, 0, 0)[:3]
         self.events.append((one, other, third, number))
         return len(self.events)
 
@@ -184,49 +190,72 @@ class _Builder:
 
     def build_step(self, stage: int) -> bool:
         """Build the next step of a stage, if all before it is built; say whether it was."""
-        own = self.progress[stage]
-        step = own.steps[own.built_steps]
-        first, last = step.micro == 0, step.micro == self.micro_batches - 1
-        activity = Activity(step.phase, stage, step.chunk, first, last)
+        progress = self.progress[stage]
+        step = progress.steps[progress.built_steps]
         if step.phase == "weights":
-            own.last = self.add(activity, own.last)
-            if last and not self.scattered:
-                own.landed = self.add(Activity("tail", stage, step.chunk), own.last)
-            own.built_steps += 1
-            return True
-        number = own.built_passes
-        if len(own.before_pass) == number:
-            own.before_pass.append(own.last)
+            self.build_weight_gradients(stage, step)
+        elif not self.build_pass(stage, step):
+            return False
+        progress.built_steps += 1
+        return True
+
+    def name_activity(self, stage: int, step: Step) -> Activity:
+        """The activity of a step of a stage."""
+        is_first, is_last = step.micro == 0, step.micro == self.micro_batches - 1
+        return Activity(step.phase, stage, step.chunk, is_first, is_last)
+
+    def build_weight_gradients(self, stage: int, step: Step) -> None:
+        """Build a step of weight gradients that were put off."""
+        progress = self.progress[stage]
+        activity = self.name_activity(stage, step)
+        progress.last = self.add(activity, progress.last)
+        if activity.last and not self.scattered:
+            progress.landed = self.add(Activity("tail", stage, step.chunk), progress.last)
+
+    def build_pass(self, stage: int, step: Step) -> bool:
+        """Build a pass and what its gradients are reduced by, if all before it is built; say whether
+        it was."""
+        progress = self.progress[stage]
+        activity = self.name_activity(stage, step)
+        number = progress.built_passes
+        if len(progress.before_pass) == number:
+            progress.before_pass.append(progress.last)
         received: int | None = 0
         giver = self.find_neighbour(stage, step, forth=False)
         if giver is not None:
             received = self.find_message(*giver)
         sent: int | None = 0
         if number and not self.ahead:
-            sent = self.find_message(stage, own.passes[number - 1])
+            sent = self.find_message(stage, progress.passes[number - 1])
         if received is None or sent is None:
             return False
         if number == 0:
-            self.begins[stage] = (own.last, received)
-        if first and step.phase == "forward" and step.chunk > 0:
+            self.begins[stage] = (progress.last, received)
+        # stages with chunks wait for nothing that they send
+        if activity.first and step.phase == "forward" and step.chunk > 0:
             sent = self.add(Activity("gathered", stage, step.chunk))
-        end = self.add(activity, own.last, received, sent)
-        own.pass_ends.append(end)
-        own.last = end
+        end = self.add(activity, progress.last, received, sent)
+        progress.pass_ends.append(end)
+        progress.last = end
         if step.phase == "backward":
-            if self.scattered and self.put_off and last:
-                # weight gradients that were put off hide it
-                own.landed = self.add(Activity("reduction", stage, step.chunk), end)
-            elif self.scattered:
-                own.last = self.add(Activity("reduction", stage, step.chunk), end)
-            elif last and not self.put_off:
-                tail = self.add(Activity("tail", stage, step.chunk), end)
-                queue = self.add(Activity("queue", stage, step.chunk), own.landed)
-                own.landed = self.add(Activity("landed", stage, 0), tail, queue)
-        own.landings.append(own.last)
-        own.built_passes += 1
-        own.built_steps += 1
+            self.reduce_gradients(activity, end)
+        progress.landings.append(progress.last)
+        progress.built_passes += 1
         return True
+
+    def reduce_gradients(self, activity: Activity, end: int) -> None:
+        """Reduce the gradients of a backward pass behind its `end`."""
+        stage, chunk = activity.stage, activity.chunk
+        progress = self.progress[stage]
+        if self.scattered and self.put_off and activity.last:
+            # weight gradients that were put off hide it
+            progress.landed = self.add(Activity("reduction", stage, chunk), end)
+        elif self.scattered:
+            progress.last = self.add(Activity("reduction", stage, chunk), end)
+        elif activity.last and not self.put_off:
+            tail = self.add(Activity("tail", stage, chunk), end)
+            queue = self.add(Activity("queue", stage, chunk), progress.landed)
+            progress.landed = self.add(Activity("landed", stage, 0), tail, queue)
 
     def build(self) -> Pipeline:
         """Build all steps of all stages."""
@@ -234,12 +263,9 @@ class _Builder:
         while waiting:
             moved = False
             for stage in waiting:
-                own = self.progress[stage]
-                while own.built_steps < len(own.steps) and self.build_step(stage):
+                while not self.progress[stage].is_built and self.build_step(stage):
                     moved = True
-            waiting = [
-                n for n in waiting if self.progress[n].built_steps < len(self.progress[n].steps)
-            ]
+            waiting = [stage for stage in waiting if not self.progress[stage].is_built]
             if waiting and not moved:
                 raise ValueError(f"stages {waiting} wait for one another; give another schedule")
         ends = []
@@ -309,7 +335,8 @@ class ChunkTimes(NamedTuple):
         When the weights of a chunk, but for the first one of its stage, are there, so that its first
         forward pass may begin, from the begin of the iteration.
     regather : float or array
-        The same of the backward pass of the first micro-batch.
+        What gathers of weights add to the backward pass of the first micro-batch, if they are
+        gathered once.
     last_reduction : float or array
         What reductions of gradients add to the backward pass of the last micro-batch, if they are
         reduced once.

@@ -16,7 +16,7 @@ from perfkit.prediction.passes import (
     run_iteration,
 )
 
-#: Times of a chunk that are needed for each pass, in the order of the fields of `_Durations`.
+#: Phases of passes.
 _FORWARD, _BACKWARD = "forward", "backward"
 
 
@@ -68,15 +68,12 @@ class _Slots(NamedTuple):
     ----------
     slots : tuple of _Slot
         Passes.
-    micro_batches : int
-        Micro-batches [-].
-    for_each : int
+    from_one_to_next : int
         Slots from one micro-batch to the next one [-].
     """
 
     slots: tuple[_Slot, ...]
-    micro_batches: int
-    for_each: int
+    from_one_to_next: int
 
 
 def _runs_all_forward_first(schedule: Schedule, shape: PipelineShape) -> bool:
@@ -150,59 +147,116 @@ def _name_passes(shape: PipelineShape) -> tuple[np.ndarray, np.ndarray]:
 @lru_cache(maxsize=512)
 def _list_slots(shape: PipelineShape) -> _Slots:
     """All passes of an iteration by their slots."""
-    of_phases = _list_slots_of_passes(shape)
-    count = int(max(slots.max() for slots in of_phases)) + 1
-    parts = []
-    for phase, slots in zip((_FORWARD, _BACKWARD), of_phases, strict=True):
-        parts.append(_make_parts(shape, phase, slots, count))
-    joined = tuple(_Slot(*both) for both in zip(*parts, strict=True))
+    forward_slots, backward_slots = _list_slots_of_passes(shape)
+    count = int(max(forward_slots.max(), backward_slots.max())) + 1
+    forward = _make_parts(shape, _order_passes(shape, _FORWARD, forward_slots, count))
+    backward = _make_parts(shape, _order_passes(shape, _BACKWARD, backward_slots, count))
+    joined = tuple(_Slot(*parts) for parts in zip(forward, backward, strict=True))
     schedule = find_schedules(shape.schedule)
-    for_each = 1 if _runs_all_forward_first(schedule, shape) else 2
-    return _Slots(joined, shape.micro_batches, for_each)
+    from_one_to_next = 1 if _runs_all_forward_first(schedule, shape) else 2
+    return _Slots(joined, from_one_to_next)
 
 
-def _make_parts(
+class _OrderedPasses(NamedTuple):
+    """All passes of a phase in the order of their slots.
+
+    Parameters
+    ----------
+    phase : str
+        ``forward`` or ``backward``.
+    stages, chunks, micro : array of int, shape (passes,)
+        Stage, chunk of the stage and micro-batch of each [-].
+    bounds : array of int, shape (slots + 1,)
+        Where the passes of each slot begin, and behind the last slot, where they end [-].
+    """
+
+    phase: str
+    stages: np.ndarray
+    chunks: np.ndarray
+    micro: np.ndarray
+    bounds: np.ndarray
+
+
+def _order_passes(
     shape: PipelineShape, phase: str, slots: np.ndarray, count: int
-) -> list[_Part | None]:
-    """Passes of a phase in each of `count` slots."""
-    # 1. All passes in the order of their slots.
+) -> _OrderedPasses:
+    """Order the passes of a phase, whose slots are some of `count`."""
     order = np.argsort(slots, axis=None, kind="stable")
     stages, numbers = np.unravel_index(order, slots.shape)
-    bounds = np.searchsorted(slots.ravel()[order], np.arange(count + 1))
     micro_of, chunk_of = _name_passes(shape)
-    micro, chunks = micro_of[numbers], chunk_of[numbers]
-
-    # 2. What each of them receives and sends.
-    if phase == _FORWARD:
-        way, first_stage, last_stage, first_chunk = 1, 0, shape.stages - 1, 0
-    else:
-        way, first_stage, last_stage, first_chunk = -1, shape.stages - 1, 0, shape.chunks - 1
+    chunks = chunk_of[numbers]
+    if phase == _BACKWARD:
         chunks = shape.chunks - 1 - chunks
-    last_chunk = shape.chunks - 1 - first_chunk
+    bounds = np.searchsorted(slots.ravel()[order], np.arange(count + 1))
+    return _OrderedPasses(phase, stages, chunks, micro_of[numbers], bounds)
+
+
+class _PassMessages(NamedTuple):
+    """What all passes of a phase receive and send, in the order of their slots.
+
+    Parameters
+    ----------
+    receives, returns, keeps : array of bool, shape (passes,)
+        Whether each waits for a message, for one over the last border, and whether such a message
+        needs its end later [-].
+    senders, borders : array of int, shape (passes,)
+        Stage that sends the message of each, and the border that it crosses, see `_Part` [-].
+    """
+
+    receives: np.ndarray
+    returns: np.ndarray
+    keeps: np.ndarray
+    senders: np.ndarray
+    borders: np.ndarray
+
+
+def _find_messages(shape: PipelineShape, passes: _OrderedPasses) -> _PassMessages:
+    """Find what passes receive and send."""
+    stages, chunks = passes.stages, passes.chunks
+    if passes.phase == _FORWARD:
+        first_stage, last_stage = 0, shape.stages - 1
+        first_chunk, last_chunk = 0, shape.chunks - 1
+        senders = (stages - 1) % shape.stages
+        borders = senders
+    else:
+        first_stage, last_stage = shape.stages - 1, 0
+        first_chunk, last_chunk = shape.chunks - 1, 0
+        senders = (stages + 1) % shape.stages
+        borders = stages
     begins_chunk = stages == first_stage
     receives = ~begins_chunk | (chunks != first_chunk)
-    senders = (stages - way) % shape.stages
-    borders = senders if phase == _FORWARD else stages
-    received = _Chosen(receives, bounds)
-    returning = _Chosen(begins_chunk[receives], received.bounds)
-    keeping = _Chosen((stages == last_stage) & (chunks != last_chunk), bounds)
-    first = _Chosen(micro == 0, bounds)
-    last = _Chosen(micro == shape.micro_batches - 1, bounds)
+    return _PassMessages(
+        receives=receives,
+        returns=receives & begins_chunk,
+        keeps=(stages == last_stage) & (chunks != last_chunk),
+        senders=senders,
+        borders=borders,
+    )
 
-    # 3. The same by slot.
-    senders, borders = senders[receives], borders[receives]
+
+def _make_parts(shape: PipelineShape, passes: _OrderedPasses) -> list[_Part | None]:
+    """Passes of a phase by slot; None where a slot has none of them."""
+    bounds = passes.bounds
+    messages = _find_messages(shape, passes)
+    received = _Chosen(messages.receives, bounds)
+    returning = _Chosen(messages.returns[messages.receives], received.bounds)
+    keeping = _Chosen(messages.keeps, bounds)
+    first = _Chosen(passes.micro == 0, bounds)
+    last = _Chosen(passes.micro == shape.micro_batches - 1, bounds)
+    senders = messages.senders[messages.receives]
+    borders = messages.borders[messages.receives]
     parts: list[_Part | None] = []
-    for slot in range(count):
-        taken = slice(bounds[slot], bounds[slot + 1])
-        if taken.start == taken.stop:
+    for slot in range(len(bounds) - 1):
+        of_slot = slice(bounds[slot], bounds[slot + 1])
+        if of_slot.start == of_slot.stop:
             parts.append(None)
             continue
         of_received = slice(received.bounds[slot], received.bounds[slot + 1])
         parts.append(
             _Part(
-                stages=stages[taken],
-                chunks=chunks[taken],
-                micro=micro[taken],
+                stages=passes.stages[of_slot],
+                chunks=passes.chunks[of_slot],
+                micro=passes.micro[of_slot],
                 receiving=received.list_in(slot),
                 senders=senders[of_received],
                 borders=borders[of_received],
@@ -306,10 +360,14 @@ class _Clock:
             return np.zeros((shape.stages, pipelines))
 
         #: When a stage goes on, when it went on before its last pass, when its last pass and the
-        #: messages that it waits for had ended, when what it has sent has arrived, and when messages
-        #: of gradients have landed.
-        self.free, self.free_before, self.ready = start(), start(), start()
-        self.sent, self.landed, self.begins = start(), start(), start()
+        #: messages that it waits for had ended, when what it has sent has arrived, when messages
+        #: of gradients have landed, and when its first pass began.
+        self.free = start()
+        self.free_before = start()
+        self.ready = start()
+        self.sent = start()
+        self.landed = start()
+        self.begins = start()
 
     def copy(self) -> "_Clock":
         """The same clock, which goes on by itself."""
@@ -460,7 +518,8 @@ def run_iterations(shape: PipelineShape, times: PipelineTimes, groups: np.ndarra
         How long each takes, with an array for each time: an element for each pipeline.
     groups : array of int, shape (pipelines,)
         Groups of micro-batches, one for each stage, that each pipeline has besides; they repeat the
-        last group that is run [-].
+        last group that is run. Above 0 only where `shorten` leaves groups out, so that a pipeline
+        with one group less runs its passes in the same order [-].
 
     Returns
     -------
@@ -489,7 +548,7 @@ def run_iterations(shape: PipelineShape, times: PipelineTimes, groups: np.ndarra
     fewer = shape.micro_batches - shape.stages
     shorter = _list_slots(shape._replace(micro_batches=fewer))
     # both begin with the same passes
-    shared = all_slots.for_each * fewer
+    shared = all_slots.from_one_to_next * fewer
     clock.run(all_slots.slots[:shared])
     other = clock.copy()
     clock.run(all_slots.slots[shared:])
@@ -500,7 +559,7 @@ def run_iterations(shape: PipelineShape, times: PipelineTimes, groups: np.ndarra
 
 def _run_one_by_one(shape: PipelineShape, times: PipelineTimes, groups: np.ndarray) -> Array:
     """Iterations of pipelines, each for itself [s]."""
-    found = np.zeros(len(groups))
+    iterations = np.zeros(len(groups))
     messages = np.array(times.messages, dtype=float)
     latencies = _stack_latencies(times, messages)
     for index, group in enumerate(groups):
@@ -512,5 +571,5 @@ def _run_one_by_one(shape: PipelineShape, times: PipelineTimes, groups: np.ndarr
         one = PipelineTimes(
             chunks, times.stages, messages[:, index].tolist(), latencies[:, index].tolist()
         )
-        found[index] = run_iteration(shape._replace(micro_batches=micro_batches), one)
-    return found
+        iterations[index] = run_iteration(shape._replace(micro_batches=micro_batches), one)
+    return iterations
