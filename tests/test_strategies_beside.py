@@ -1,6 +1,7 @@
 """Random strategies of all kinds: `explore` beside the event loop of `predict`."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from benchmarks import strategies_beside
 from benchmarks.strategies_beside import BAR, compare, draw, format_agreements, list_unevenness
 from perfkit.models.partitions import SCHEDULES
 from perfkit.platform.estimates import keep_quiet
+from perfkit.prediction.strategies import price_strategies
+from tests.levels import load_without_levels
 
 
 def test_random_strategies_agree_with_the_event_loop() -> None:
@@ -31,6 +34,30 @@ def test_draws_hold_what_is_asked_about() -> None:
     assert {one.strategy.zero for one in drawn} == {0, 1, 2, 3}
     assert max(one.strategy.ranks for one in drawn) <= 128
     assert draw(5, 41) == drawn[:5]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pk.Strategy(dp=8),
+        pk.Strategy(dp=8, zero=3),
+        pk.Strategy(tp=4, dp=2, micro_batch=2, sequence_parallel=True, tiled=True),
+        pk.Strategy(tp=2, pp=2, dp=2, zero=2),
+    ],
+)
+def test_contention_of_other_families_is_in_neither(strategy: pk.Strategy) -> None:
+    """A platform without a fit of iterations of Transformers, where collectives take no share of
+    kernels."""
+    model = pk.Transformer.preset("llama-2-7b", layers=4, batch=8, sequence=2048, dtype="bf16")
+    gallery = load_without_levels("h100-sxm-8")
+    others = replace(gallery.context, iterations={}, parallel={})
+    assert others.overlap is not None
+    assert others.overlap["contention"] > 0.1
+    platform = replace(gallery, context=others)
+    with keep_quiet():
+        predicted = pk.predict(model, platform, strategy=strategy).time
+        priced = price_strategies(model, platform, pk.Strategy.stack([strategy]))
+    assert float(priced["time"][0]) == pytest.approx(predicted, rel=0.02)
 
 
 def test_what_explore_answers_is_what_is_compared() -> None:

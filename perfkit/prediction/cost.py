@@ -530,3 +530,25 @@ def join_host(device: Any, host: Any, iteration_fit: Iteration | None) -> Any:
     if iteration_fit is not None:
         sharpness = iteration_fit.get("sharpness", np.inf)
     return smooth_maximum(device, host, sharpness=sharpness)
+
+
+def find_contention(platform: Platform, iteration_fit: Iteration | None) -> float:
+    """Find what collectives take from kernels beside them.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where both run.
+    iteration_fit : Iteration or None
+        What was fitted to whole iterations of this family; None if nothing was.
+
+    Returns
+    -------
+    contention : float
+        Share of the rate of kernels [-]. On a GPU, what was fitted to other families does not hold.
+    """
+    on_device = platform.device.kind != "cpu"
+    overlap = platform.context.overlap
+    if overlap is not None and (iteration_fit is not None or not on_device):
+        return overlap["contention"]
+    return 0.0 if on_device else 1.0

@@ -10,9 +10,16 @@ import numpy as np
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
 from perfkit.models.experts import busiest_rank
-from perfkit.models.partitions import find_schedules, time_beside
+from perfkit.models.partitions import time_beside
 from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import Costs, HostTimes, join_host, price, price_hosts
+from perfkit.prediction.cost import (
+    Costs,
+    HostTimes,
+    find_contention,
+    join_host,
+    price,
+    price_hosts,
+)
 from perfkit.prediction.kept import Moments, find_moments, find_saved, list_lives
 from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.ranks import RankTimes
@@ -150,19 +157,22 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
     keys = column * head_width * np.ceil((model.kv_heads or model.heads) / s.tp)
     queries = column * (head_width * model.heads / s.tp)
     has_experts = model.experts > 0
-    matrices = 2 + model.gated
+    matrices = 3 if model.gated else 2
     inner = np.ceil((model.inner or 4 * model.hidden) / s.ranks_of_expert)
     experts = (model.experts // s.ep) * (matrices * model.hidden * inner)
     sharers = np.maximum(s.owners * s.tp // (s.ep * s.ranks_of_expert), 1)
     # ranks that share experts with each other send their own tokens
     senders = np.where(s.spreads_experts, s.rows, 1)
-    tokens = column * model.hidden / senders if has_experts else 0.0 * column
+    tokens = 0.0 * column
+    if has_experts:
+        tokens = column * model.hidden / senders
     load = find_loads(model, s)
     # buffers hold sums, also of a single micro-batch, and are messages themselves
     straight = s.scattered | np.equal(micro, 1) & np.logical_not(s.buffers)
     copied = np.where(s.buffers, 0.0, 1.0)
     shares_states = np.greater(s.zero, 0)
     narrower = itemsize / wide
+    reduced = np.where(shares_states & straight, (1.0 + narrower) / 2.0, 1.0)
     divided = (model.experts // s.ep) % sharers == 0
     copied_again = shares_states & np.logical_not(divided) & has_experts
     return Sizes(
@@ -182,7 +192,7 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
         straight=straight,
         widened=(wide + summed) / (itemsize + summed),
         gathered=copied * narrower,
-        reduced=copied * np.where(shares_states & straight, (1.0 + narrower) / 2.0, 1.0),
+        reduced=copied * reduced,
         reordered=np.where(copied_again, experts, 0.0),
         reorders=np.where(copied_again, 1.0 * matrices, 0.0),
     )
@@ -603,29 +613,19 @@ def record_micro_batch(
     spreads_experts = bool(np.all(s.spreads_experts))
     ranks_of_expert = np.where(spreads_experts, s.ranks_of_expert, 1)
     shares_expert = np.all(ranks_of_expert > 1)
-    odd = (
-        (3, s.micro_batch),
-        (_ODD, model.sequence // s.cp),
-        (3 if shares else 1, s.tp),
-        (1, s.cp),
-        (1, s.ep),
-        (3 if shares_expert else 1, ranks_of_expert),
-        (1, find_loads(model, s)),
-    )
-    batch, sequence, tensor, context, experts, expert_tensor, load = (
-        np.append(*each).astype(float) for each in odd
-    )
+    batch = _put_odd_first(3, s.micro_batch)
+    tensor = _put_odd_first(3 if shares else 1, s.tp)
     cut = RankShare(
         batch,
-        sequence,
+        _put_odd_first(_ODD, model.sequence // s.cp),
         tensor=tensor,
         rows=tensor if np.all(s.rows > 1) else 1,
-        context=context,
-        experts=experts,
-        expert_tensor=expert_tensor,
+        context=_put_odd_first(1, s.cp),
+        experts=_put_odd_first(1, s.ep),
+        expert_tensor=_put_odd_first(3 if shares_expert else 1, ranks_of_expert),
         spreads_experts=spreads_experts and model.experts > 0,
         reorders=bool(np.all(reorders_tokens(model, s))),
-        load=load,
+        load=_put_odd_first(1, find_loads(model, s)),
     )
     recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
     replicated = bool(np.all(s.replicated))
@@ -646,14 +646,21 @@ def record_micro_batch(
     return MicroBatch(executed, graph, by_region)
 
 
+def _put_odd_first(odd: int, sizes: Any) -> Array:
+    """An odd size, and those of strategies behind it."""
+    return np.append(odd, sizes).astype(float)
+
+
 def _find_fused_sums(graph: Graph) -> np.ndarray:
     """Whether each operation is a product that adds to what its result holds."""
     accesses = graph.accesses
     adds = np.zeros(len(graph), dtype=bool)
     is_product = np.array([label.kind in ("gemm", "bmm") for label in graph.labels])
     for row in np.flatnonzero(is_product).tolist():
-        own = accesses.select(accesses.operation == row)
-        adds[row] = bool(np.isin(own.buffer[own.is_write], own.buffer[~own.is_write]).any())
+        of_product = accesses.select(accesses.operation == row)
+        written = of_product.buffer[of_product.is_write]
+        read = of_product.buffer[~of_product.is_write]
+        adds[row] = bool(np.isin(written, read).any())
     return adds
 
 
@@ -667,11 +674,12 @@ def _hand_weights_to_regions(graph: Graph) -> Graph:
     modules = np.array([label.module for label in graph.labels])
     regions = [np.char.startswith(modules, region) for region in REGIONS]
     # each weight has a sum of gradients, or a product that adds to it
-    weights = [int((own & ((names == "add_") | adds)).sum()) for own in regions]
+    sums = (names == "add_") | adds
+    weights = [int((of_region & sums).sum()) for of_region in regions]
     for phase in ("forward", "backward"):
         for_weights = (phases == phase) & (bare > 0)
-        for own, count in zip(regions, weights, strict=True):
-            rows = for_weights & own
+        for of_region, count in zip(regions, weights, strict=True):
+            rows = for_weights & of_region
             if rows.any():
                 bare[rows] = HANDED * count / rows.sum()
     return replace(graph, features=replace(graph.features, bare=bare))
@@ -713,7 +721,9 @@ def price_micro_batch(
     micro_batch = record_micro_batch(model, s, execution, pads_products=pads_products)
     graph = micro_batch.graph
     costs = _price_kernels(micro_batch, platform, model.layers)
-    rows = _list_rows(micro_batch, costs, messages, s)
+    whole = platform.context.find_iteration(model.family, 2)
+    contention = find_contention(platform, whole)
+    rows = _list_rows(micro_batch, costs, messages, s, contention)
     lives = list_lives(graph)
     lives_before = lives
     if micro_batch.recorded.execution != graph.execution:
@@ -723,6 +733,8 @@ def price_micro_batch(
     all_weights = weights.embeddings + weights.layer + weights.head
     recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
     weight_casts = _time_with_weights(rows, rows.modules == "exchange.narrow", all_weights)
+    layer_casts = weights.layer * weight_casts.device
+    end_casts = (weights.embeddings + weights.head) * weight_casts.device
     times = MicroBatchTimes(
         embeddings=_time_region(rows, "embeddings", weights.embeddings, saved.embeddings),
         layer=_time_region(rows, "layers", weights.layer, saved.layer),
@@ -732,15 +744,10 @@ def price_micro_batch(
         update=_time_with_weights(rows, _find_update(rows), all_weights),
         weight_casts=weight_casts,
         packing=rows.add_device(rows.modules == "exchange.whole") / all_weights,
-        layer_copies=_time_unit(rows, "layers", ("layers",), weights.layer * weight_casts.device),
-        end_copies=_time_unit(
-            rows,
-            "ends",
-            ("embeddings", "head"),
-            (weights.embeddings + weights.head) * weight_casts.device,
-        ),
+        layer_copies=_time_unit(rows, "layers", ("layers",), layer_casts),
+        end_copies=_time_unit(rows, "ends", ("embeddings", "head"), end_casts),
         reorder=_time_reorder(rows, weights.layer),
-        buckets=_time_buckets(model, messages, s, several, graph, rows),
+        buckets=_time_buckets(model, messages, s, several, graph, rows, contention),
         call=rows.hosts.call,
         moments=find_moments(lives),
         spread=_estimate_spread(costs),
@@ -766,35 +773,40 @@ def _price_kernels(micro_batch: MicroBatch, platform: Platform, layers: int) -> 
     return costs
 
 
-def _list_rows(micro_batch: MicroBatch, costs: Costs, messages: MessageTimes, s: Strategy) -> _Rows:
+def _list_rows(
+    micro_batch: MicroBatch,
+    costs: Costs,
+    messages: MessageTimes,
+    s: Strategy,
+    contention: float,
+) -> _Rows:
     """Operations of a rank with what they take on its device and on its host."""
-    graph, platform = micro_batch.graph, messages.platform
-    names = np.array([label.name for label in graph.labels])
-    modules = np.array([label.module for label in graph.labels])
+    graph = micro_batch.graph
+    labels = graph.labels
+    names = np.array([label.name for label in labels])
+    are_sums = names == "add_"
     fixed_of_classes = np.array([model.fixed_time for model in costs.models])
+    tensor_messages = _time_tensor_messages(graph, messages, s)
+    if np.any(s.tiled):
+        tensor_messages = _hide_tiles(graph, costs.seconds, tensor_messages, s, contention)
     return _Rows(
         names=names,
-        kinds=np.array([label.kind for label in graph.labels]),
-        variants=np.array([label.variant for label in graph.labels]),
-        phases=np.array([label.phase for label in graph.labels]),
-        modules=modules,
-        are_sums=names == "add_",
+        kinds=np.array([label.kind for label in labels]),
+        variants=np.array([label.variant for label in labels]),
+        phases=np.array([label.phase for label in labels]),
+        modules=np.array([label.module for label in labels]),
+        are_sums=are_sums,
         on_shards=np.isin(names, ON_SHARDS),
         device=costs.seconds,
-        tensor_messages=_time_tensor_messages(graph, costs.seconds, messages, s),
+        tensor_messages=tensor_messages,
         fixed=fixed_of_classes[costs.classes],
-        hosts=_price_hosts(graph, names == "add_", platform),
+        hosts=_price_hosts(graph, are_sums, messages.platform),
     )
 
 
-def _time_tensor_messages(
-    graph: Graph, seconds: Array, messages: MessageTimes, s: Strategy
-) -> Array:
-    """Times of the messages among ranks that share layers, with what tiles do not hide of those
-    that are sent in tiles, a row for each operation [s].
-
-    `seconds` are the times of its kernels.
-    """
+def _time_tensor_messages(graph: Graph, messages: MessageTimes, s: Strategy) -> Array:
+    """Times of the messages among ranks that share layers, none of them in tiles, a row for each
+    operation [s]."""
     names = np.array([label.name for label in graph.labels])
     modules = np.array([label.module for label in graph.labels])
     ranks = np.append(1, s.tp)
@@ -812,13 +824,24 @@ def _time_tensor_messages(
         ):
             if len(chosen):
                 times[chosen] = messages.time(operation, nbytes[chosen], sharing, 1)
-    if not np.any(s.tiled):
-        return times
-    whole = times.copy()
+    return times
+
+
+def _hide_tiles(
+    graph: Graph, seconds: Array, whole: Array, s: Strategy, contention: float
+) -> Array:
+    """What kernels do not hide of messages among ranks that share layers, a row for each operation,
+    a column for the odd sizes and for each strategy [s].
+
+    `seconds` are the times of the kernels of all operations, `whole` those of all messages if none
+    is sent in tiles.
+    """
+    times = whole.copy()
+    ranks = np.append(1, s.tp)
     tiled = np.append(False, s.tiled)
-    contention = dict(messages.platform.context.overlap or {}).get("contention", 0.0)
+    put_off = np.append(False, s.puts_off_weights)
     for puts_off_weights in (False, True):
-        chosen = tiled & (np.append(False, _puts_off_weights(s)) == puts_off_weights)
+        chosen = tiled & (put_off == puts_off_weights)
         for phase in ("forward", "backward"):
             rows = _list_rows_of_pass(graph, phase, without_weights=puts_off_weights)
             for sent in find_tiled_messages([graph.labels[row] for row in rows]):
@@ -827,11 +850,6 @@ def _time_tensor_messages(
                 exposed = expose_tiles(whole[message], ranks, beside, sent.way, contention)
                 times[message] = np.where(chosen, exposed, times[message])
     return times
-
-
-def _puts_off_weights(s: Strategy) -> Array:
-    """Whether gradients of weights are put off; no other stage waits for those of a single one."""
-    return np.asarray(find_schedules(s.schedule).puts_off_weights & np.greater(s.pp, 1))
 
 
 def _list_rows_of_pass(graph: Graph, phase: str, *, without_weights: bool) -> np.ndarray:
@@ -924,12 +942,7 @@ def _time_with_weights(rows: _Rows, chosen: np.ndarray, weights: Array) -> Weigh
     return WeightWork(rows.add_device(chosen) / weights, rows.hosts.operations[chosen].sum())
 
 
-def _time_unit(
-    rows: _Rows,
-    unit: str,
-    regions: Sequence[str],
-    casts: Array,
-) -> UnitCopies:
+def _time_unit(rows: _Rows, unit: str, regions: Sequence[str], casts: Array) -> UnitCopies:
     """What replicas do around the messages of a unit, which holds some regions.
 
     Shards are added up, and gradients cast, in hooks of FSDP. `casts` is the time of their kernels
@@ -1050,6 +1063,7 @@ def _time_buckets(
     several: np.ndarray,
     graph: Graph,
     rows: _Rows,
+    contention: float,
 ) -> Work:
     """What DistributedDataParallel adds to an iteration: time by which buckets make the last
     backward pass longer, and calls of copies and messages [s].
@@ -1065,7 +1079,6 @@ def _time_buckets(
     in_bucket = [sum(gradient.nbytes for gradient in gradients[bucket]) for bucket in buckets]
     sizes = np.broadcast_to(np.array(in_bucket)[:, np.newaxis], (len(buckets), len(replicas)))
     reductions = messages.time("all_reduce", sizes, replicas, 1)
-    contention = dict(messages.platform.context.overlap or {}).get("contention", 0.0)
     time = time_buckets(gradients, buckets, reductions, rest, contention)
     time_without = sum(gradient.work for gradient in gradients) + rest
     host = by_region.head.host + model.layers * by_region.layer.host + by_region.embeddings.host
@@ -1335,35 +1348,51 @@ def compute_attention_again(times: MicroBatchTimes, s: Strategy) -> MicroBatchTi
 def join_hosts(rank: RankTimes, whole: Iteration | None, contention: float) -> RankTimes:
     """Times of a rank of a stage; its host starts each pass with the device, as both wait for the
     same message. `contention` is the share of the speed of kernels that collectives take."""
-    graph, seconds = rank.group.graph, rank.seconds.copy()
-    marks, own = graph.kernels[STAGE_HOST], graph.collectives
-    groups, begins, busy = graph.column("group")[own], np.append(0, marks[:-1] + 1), seconds.copy()
-    work = np.delete(np.arange(len(graph)), own)
-    # keys on the ring run beside the next kernel
-    on_ring = np.array([graph.labels[place].name == "send_recv" for place in own], dtype=bool)
-    ring_time = np.maximum(rank.durations - seconds[work[np.searchsorted(work, own)]], 0.0)
-    # messages in tiles run beside the kernels before what waits for them
-    tile_time = time_beside(
-        rank.durations, compute=_add_up_until_waits(graph, seconds), contention=contention
-    )
-    busy[own] = np.where(groups < PASSED, np.where(on_ring, ring_time, tile_time), 0.0)
-    in_pairs = groups == BESIDE
-    if in_pairs.any():
-        messages = own[in_pairs]
-        busy[messages] = _expose_beside(rank, messages, rank.durations[in_pairs], marks, contention)
-    device, host = (
-        np.add.reduceat(each, begins) for each in (busy, rank.host + rank.launch_interval)
-    )
+    graph = rank.group.graph
+    # the host joins the device at the end of each pass
+    marks = graph.kernels[STAGE_HOST]
+    busy = _list_busy(rank, marks, contention)
+    calls = rank.host + rank.launch_interval
+    begins = np.append(0, marks[:-1] + 1)
+    device = np.add.reduceat(busy, begins)
+    host = np.add.reduceat(calls, begins)
     # the update is not waited for
-    rest = [each[marks[-1] + 1 :].sum() for each in (busy, rank.host + rank.launch_interval)]
-    device[-1], host[-1] = device[-1] - rest[0], host[-1] - rest[1]
-    if groups.max(initial=0.0) < PAIRS:  # a single stage waits for no messages
+    update = slice(marks[-1] + 1, None)
+    device[-1] -= busy[update].sum()
+    host[-1] -= calls[update].sum()
+    seconds = rank.seconds.copy()
+    communicators = graph.column("group")[graph.collectives]
+    if communicators.max(initial=0.0) < PAIRS:  # a single stage waits for no messages
         seconds[marks] = (join_host(device.sum(), host.sum(), whole) - device.sum()) / len(marks)
     else:
         seconds[marks] = join_host(device, host, whole) - device
-    return replace(
-        rank, seconds=seconds, host=np.zeros(len(graph)), launch_interval=np.zeros(len(graph))
-    )
+    none = np.zeros(len(graph))
+    return replace(rank, seconds=seconds, host=none, launch_interval=none.copy())
+
+
+def _list_busy(rank: RankTimes, marks: np.ndarray, contention: float) -> Array:
+    """For how long each operation keeps the device: kernels, and what they do not hide of messages
+    inside a pass, or beside the passes of other micro-batches [s]."""
+    graph = rank.group.graph
+    collectives = graph.collectives
+    communicators = graph.column("group")[collectives]
+    # keys on the ring run beside the next kernel
+    names = [graph.labels[place].name for place in collectives]
+    on_ring = np.array([name == "send_recv" for name in names], dtype=bool)
+    others = np.delete(np.arange(len(graph)), collectives)
+    next_kernels = others[np.searchsorted(others, collectives)]
+    ring_time = np.maximum(rank.durations - rank.seconds[next_kernels], 0.0)
+    # messages in tiles run beside the kernels before what waits for them
+    until_waits = _add_up_until_waits(graph, rank.seconds)
+    tile_time = time_beside(rank.durations, compute=until_waits, contention=contention)
+    in_pass = np.where(on_ring, ring_time, tile_time)
+    busy = rank.seconds.copy()
+    busy[collectives] = np.where(communicators < PASSED, in_pass, 0.0)
+    is_beside = communicators == BESIDE
+    if is_beside.any():
+        messages, durations = collectives[is_beside], rank.durations[is_beside]
+        busy[messages] = _expose_beside(rank, messages, durations, marks, contention)
+    return busy
 
 
 def _add_up_until_waits(graph: Graph, seconds: Array) -> Array:

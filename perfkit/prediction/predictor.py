@@ -18,7 +18,7 @@ from perfkit.platform.estimates import check_time, warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import PACE, Breakdown, break_down, find_bottleneck
-from perfkit.prediction.cost import Costs, join_host, price
+from perfkit.prediction.cost import Costs, find_contention, join_host, price
 from perfkit.prediction.levels import find_level, note_level
 from perfkit.prediction.memory import find_shortage
 from perfkit.prediction.ranks import (
@@ -316,21 +316,11 @@ def price_iteration(
     if has_pipeline_hosts:
         from perfkit.prediction.micro_batches import join_hosts
 
-        contention = _find_contention(platform, iteration_fit)
+        contention = find_contention(platform, iteration_fit)
         times = [join_hosts(rank_times, iteration_fit, contention) for rank_times in times]
     if level is not None:
         times = [rank_times.scale(level["scale"]) for rank_times in times]
     return PricedIteration(groups, costs, times, iteration_fit, level, has_pipeline_hosts, notes)
-
-
-def _find_contention(platform: Platform, iteration_fit: Iteration | None) -> float:
-    """Share of the rate of kernels that collectives beside them take [-]. On a GPU, what was fitted
-    to other families does not hold."""
-    on_device = platform.device.kind != "cpu"
-    overlap = platform.context.overlap
-    if overlap is not None and (iteration_fit is not None or not on_device):
-        return overlap["contention"]
-    return 0.0 if on_device else 1.0
 
 
 def simulate_iteration(priced: PricedIteration, platform: Platform, loading: float) -> Timings:
@@ -355,7 +345,7 @@ def simulate_iteration(priced: PricedIteration, platform: Platform, loading: flo
     A CPU shares its cores between kernels and collectives: no overlap, unless one was measured.
     """
     on_device = platform.device.kind != "cpu"
-    contention = _find_contention(platform, priced.iteration_fit)
+    contention = find_contention(platform, priced.iteration_fit)
     timeline = simulate(priced.times, device=on_device, contention=contention)
     hosts_wait = any(len(group.graph.transfers) for group in priced.groups)
     hosts_run_ahead = on_device and not hosts_wait

@@ -91,8 +91,7 @@ class _StageMaker:
         pads_products: bool,
     ) -> None:
         self.schedule = find_schedules(s.schedule)
-        #: Whether gradients of weights are put off; no other stage waits for those of a single one.
-        self.puts_off_weights = s.pp > 1 and self.schedule.puts_off_weights
+        self.puts_off_weights = bool(s.puts_off_weights)
         graph, _, weights = record_micro_batch(model, s, execution, pads_products=pads_products)
         self.model = model
         self.s = s
@@ -613,13 +612,15 @@ class _StageMaker:
             codes, number = np.unique(rows * layers + program.list_layers(), return_inverse=True)
             labels = [table.find_label(*divmod(code, layers)) for code in codes.tolist()]
             positions = np.arange(len(rows))
+            # each operation writes a tensor of its own
+            writes = np.ones(len(rows), dtype=bool)
             dtypes: tuple[str, ...] = ()
             if self.graph.dtypes:
                 dtypes = tuple(table.dtypes[row] for row in rows.tolist())
             graph = Graph(
                 tuple([labels[label] for label in number.tolist()]),
                 features.select(rows),
-                Accesses(positions, positions, traffic[rows], np.ones(len(rows), dtype=bool)),
+                Accesses(positions, positions, traffic[rows], writes),
                 name=self.model.name,
                 family=self.model.family,
                 dtype=self.model.dtype,
@@ -768,18 +769,17 @@ def make_stages(
         software = STACKS[usual]
     pads_products = software.pads_products
     of_megatron = stack is not None and stack.memory == "megatron" and not s.replicated
+    graphs: list[Graph] = []
+    if stated is not None:
+        recorded = stated.graphs(ranks, accelerator=True)
+        graphs = execute(recorded, execution, pads_products=pads_products)
     if stated is not None and not of_megatron:
-        return execute(
-            stated.graphs(ranks, accelerator=True), execution, pads_products=pads_products
-        )
+        return graphs
     priced = price_strategies(
         model, platform, Strategy.stack([s]), execution, near=0.0, stack=stack
     )
     held = HeldMemory(**{use: float(priced[use][0]) for use in HeldMemory._fields})
     if stated is not None:
-        graphs = execute(
-            stated.graphs(ranks, accelerator=True), execution, pads_products=pads_products
-        )
         return [replace(graph, held=held) for graph in graphs]
     maker = _StageMaker(model, platform, s, execution, pads_products=pads_products)
     operations = maker.count_operations()
@@ -791,7 +791,6 @@ def make_stages(
     programs = [maker.make(stage) for stage in range(s.pp)]
     communicators = maker.list_communicators()
     ranks_of_stage = ranks // s.pp
-    graphs = []
     for stage, graph in enumerate(maker.make_graphs(programs, ranks, held)):
         for rank in range(stage * ranks_of_stage, (stage + 1) * ranks_of_stage):
             groups = list(communicators)

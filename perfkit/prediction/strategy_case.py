@@ -4,7 +4,7 @@ how layers are spread over stages."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
 from perfkit.models.partitions import Schedule, find_schedules
 from perfkit.platform.platform import Platform
+from perfkit.prediction.cost import find_contention
 from perfkit.prediction.levels import find_level
 from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.micro_batches import (
@@ -249,10 +250,9 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     sums = time_gradient_sums(without_sums, s, sizes)
     times = add_casts_once(add_gradient_sums(without_sums, sums, s), sizes)
     stage_layers = StageLayers(*spread_layers(model.layers, s))
-    network = platform.network
     whole = platform.context.find_iteration(model.family, 2)
     levels = _find_levels(platform, model, work.stacks, s)
-    regions = -(-s.ranks * network.regions // network.ranks)
+    strategies_shape = np.shape(s.ranks)
     return Case(
         model=model,
         messages=messages,
@@ -264,13 +264,22 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
         stage_layers=stage_layers,
         slowest_end=_find_slowest_end(times, stage_layers),
         weights=_count_weights(times, s, sizes, stage_layers),
-        regions=np.minimum(regions, np.minimum(network.regions, s.pp)),
-        contention=dict(platform.context.overlap or {}).get("contention", 0.0),
+        regions=_count_regions(platform, s),
+        contention=find_contention(platform, whole),
         whole=whole,
-        level_scale=np.broadcast_to(levels.scale, np.shape(s.ranks)),
-        level_spread=np.broadcast_to(levels.spread, np.shape(s.ranks)),
+        level_scale=np.broadcast_to(levels.scale, strategies_shape),
+        level_spread=np.broadcast_to(levels.spread, strategies_shape),
         as_megatron=_find_megatron(work.stacks, s),
     )
+
+
+def _count_regions(platform: Platform, s: Strategy) -> Array:
+    """Regions that have stages of their own: those that ranks fill, of which each has a stage at
+    least [-]."""
+    network = platform.network
+    # rounded up
+    filled = -(-s.ranks * network.regions // network.ranks)
+    return np.minimum(filled, np.minimum(network.regions, s.pp))
 
 
 def _find_megatron(stacks: Sequence[Stack], s: Strategy) -> np.ndarray:
@@ -341,28 +350,14 @@ def price_micro_batches(
     Strategies whose graphs differ in their sizes alone are priced together, and those of equal sizes
     once.
     """
-    fuses = np.broadcast_to(fuses_sums(model, s), np.shape(s.ranks))
-    buffers = np.broadcast_to(s.buffers, np.shape(s.ranks))
-    kept = np.broadcast_to(keeps_fp8(model, s), np.shape(s.ranks))
     pads = np.broadcast_to(pads_products & (execution == "compiled"), np.shape(s.ranks))
-    structure = [s.checkpoint == "full", s.rows > 1, s.tp > 1, s.replicated, fuses, kept, buffers]
-    structure.append(pads)
-    if model.experts:
-        shares_expert = s.spreads_experts & (s.ranks_of_expert > 1)
-        structure += [s.spreads_experts, shares_expert, reorders_tokens(model, s)]
-    structures = np.ravel_multi_index([1 * flags for flags in structure], (2,) * len(structure))
+    structures = _number_structures(model, s, pads)
     micro_batches = model.batch / (s.dp * s.micro_batch)
     several = np.broadcast_to(micro_batches > 1, structures.shape)
     groups = []
     for number in np.unique(structures):
         members = np.flatnonzero(structures == number)
-        different = [s.micro_batch, s.tp, s.cp, s.ep, s.etp]
-        if np.any(s.tiled):  # tiles hide messages behind other products where these are put off
-            different += [s.tiled, find_schedules(s.schedule).puts_off_weights & (s.pp > 1)]
-        if s.replicated[members[0]]:  # what buckets take depends on their ranks
-            different += [s.dp, several]
-        sizes = [np.asarray(values, dtype=np.int64)[members] for values in different]
-        codes = np.ravel_multi_index(sizes, [values.max() + 1 for values in sizes])
+        codes = _number_sizes(s, several, members)
         _, first, rows = np.unique(codes, return_index=True, return_inverse=True)
         chosen = members[first]
         times = price_micro_batch(
@@ -376,6 +371,42 @@ def price_micro_batches(
         groups.append(Group(members, rows, times))
     times = share_attention_on_ring(join_groups(groups, len(structures)), s)
     return compute_attention_again(times, s)
+
+
+def _number_structures(model: Transformer, s: Strategy, pads: np.ndarray) -> np.ndarray:
+    """Number the graphs of strategies: those with equal numbers differ in their sizes alone [-]."""
+    flags = [
+        s.checkpoint == "full",
+        s.rows > 1,
+        s.tp > 1,
+        s.replicated,
+        fuses_sums(model, s),
+        keeps_fp8(model, s),
+        s.buffers,
+        pads,
+    ]
+    if model.experts:
+        shares_expert = s.spreads_experts & (s.ranks_of_expert > 1)
+        flags += [s.spreads_experts, shares_expert, reorders_tokens(model, s)]
+    return _number_alike(flags, np.shape(s.ranks))
+
+
+def _number_sizes(s: Strategy, several: np.ndarray, members: np.ndarray) -> np.ndarray:
+    """Number what sets the sizes of those strategies whose graphs have one structure, at `members`:
+    those with equal numbers take as long [-]."""
+    different = [s.micro_batch, s.tp, s.cp, s.ep, s.etp]
+    if np.any(s.tiled):  # tiles hide messages behind other products where these are put off
+        different += [s.tiled, s.puts_off_weights]
+    if s.replicated[members[0]]:  # what buckets take depends on their ranks
+        different += [s.dp, several]
+    columns = [np.asarray(column)[members] for column in different]
+    return _number_alike(columns, members.shape)
+
+
+def _number_alike(columns: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Number elements whose columns are all equal alike [-]."""
+    counts = [np.broadcast_to(column, shape).astype(np.int64) for column in columns]
+    return np.ravel_multi_index(counts, [column.max() + 1 for column in counts])
 
 
 def stack_compute(region: RegionTimes) -> Array:

@@ -224,7 +224,8 @@ def list_exchange(
     # whole gradients are unpacked once more
     reduce = packing * sizes.reduced * np.where(s.zero > 0, 1.0, 2.0)
     reordered = gather * sizes.reordered
-    layer_wait = parts.experts.backward
+    forward = _list_kernels(case, parts, parts.passes.forward)
+    backward = _list_kernels(case, parts, parts.passes.backward)
     return Exchange(
         kinds=_list_kinds(case, pipeline.stages),
         micro=case.micro,
@@ -232,18 +233,18 @@ def list_exchange(
         pp=s.pp,
         zero=s.zero,
         overlap=s.overlap,
-        put_off=case.schedule.puts_off_weights & case.has_stages,
+        put_off=s.puts_off_weights,
         phase_by_phase=case.schedule.runs_phase_by_phase,
         breadth_first=case.schedule.runs_breadth_first,
-        forward=_list_kernels(case, parts, parts.passes.forward),
-        backward=_list_kernels(case, parts, parts.passes.backward),
+        forward=forward,
+        backward=backward,
         delayed=case.times.weight_gradients.device,
         gather_copies=_copy_units(case, gather, reordered),
         reduce_copies=_copy_units(case, reduce, reordered),
         gathers=messages.gathers,
         reductions=messages.reductions,
         forward_lead=parts.experts.forward,
-        lead=layer_wait,
+        lead=parts.experts.backward,
         border=pipeline.borders.inside / 2.0,
         contention=slow_passes(kernel_share, case.contention),
     )
@@ -278,18 +279,21 @@ def _list_kinds(case: Case, stages: Stages) -> StageKinds:
     several = case.has_stages
     inner_layers = case.model.layers - stages.first.layers - stages.last.layers
     inner = inner_layers / np.maximum(stages.inner.layers, 1.0)
-    none, all_of_them = np.zeros(case.count, dtype=bool), np.ones(case.count, dtype=bool)
+    inner = np.where(case.s.pp > 2, inner, 0.0)
+    one = np.ones(case.count)
+    second = np.where(several, 1.0, 0.0)
+    never, always = np.zeros(case.count, dtype=bool), np.ones(case.count, dtype=bool)
     return StageKinds(
-        first=_make_kind(case, stages.first, np.ones(case.count), all_of_them, ~several),
-        inner=_make_kind(case, stages.inner, np.where(case.s.pp > 2, inner, 0.0), none, none),
-        last=_make_kind(case, stages.last, np.where(several, 1.0, 0.0), none, several),
+        first=_make_kind(case, stages.first, one, has_embeddings=always, has_head=~several),
+        inner=_make_kind(case, stages.inner, inner, has_embeddings=never, has_head=never),
+        last=_make_kind(case, stages.last, second, has_embeddings=never, has_head=several),
     )
 
 
 def _make_kind(
-    case: Case, stage: Stage, number: Array, has_embeddings: np.ndarray, has_head: np.ndarray
+    case: Case, stage: Stage, number: Array, *, has_embeddings: np.ndarray, has_head: np.ndarray
 ) -> StageKind:
-    """Stages of a kind; the host of a single stage waits for no messages."""
+    """Some `number` of stages like one; the host of a single stage waits for no messages."""
     return StageKind(
         number=number,
         layers=np.maximum(stage.layers, 1.0),

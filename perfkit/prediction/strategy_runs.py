@@ -13,8 +13,6 @@ from perfkit.prediction.passes import ChunkTimes, PipelineShape, PipelineTimes, 
 from perfkit.prediction.passes_at_once import run_iterations
 from perfkit.prediction.replicas import UnitMessages
 from perfkit.prediction.stage_replicas import (
-    Added,
-    AddedOnce,
     Exchange,
     StageKind,
     add_to_each_pass,
@@ -24,7 +22,7 @@ from perfkit.prediction.strategy_case import Case
 from perfkit.prediction.strategy_hosts import join_exchanges
 from perfkit.prediction.strategy_passes import Passes, add_regions
 from perfkit.prediction.strategy_pipelines import Borders, find_far_latency, find_put_off
-from perfkit.prediction.strategy_records import Work, map_arrays, select
+from perfkit.prediction.strategy_records import Record, Work, map_arrays, select
 from perfkit.workloads.strategy import LayerSpread, Strategy, spread_chunks
 
 #: Share of a forward pass through a chunk that a message between stages may take, for closed forms to
@@ -125,13 +123,13 @@ def run_passes(case: Case, passes: Passes, borders: Borders, exchange: Exchange)
     shorter = np.where(spread.of_ends > 0, spread.of_ends, 1.0)
     first = spread.count_layers(case.s, 0, 0)
     last = spread.count_layers(case.s, case.s.pp - 1, case.s.chunks - 1)
+    longer = shorter + 1.0
+    ends = case.stage_layers
     chunks = _Chunks(
-        first=_time_chunk(
-            case, passes, exchange, first, case.stage_layers.first, has_embeddings=True
-        ),
-        longer=_time_chunk(case, passes, exchange, shorter + 1.0, case.s.chunks * (shorter + 1.0)),
+        first=_time_chunk(case, passes, exchange, first, ends.first, has_embeddings=True),
+        longer=_time_chunk(case, passes, exchange, longer, case.s.chunks * longer),
         shorter=_time_chunk(case, passes, exchange, shorter, case.s.chunks * shorter),
-        last=_time_chunk(case, passes, exchange, last, case.stage_layers.last, has_head=True),
+        last=_time_chunk(case, passes, exchange, last, ends.last, has_head=True),
     )
     times = np.zeros(case.count)
     for run in _list_runs(case):
@@ -279,9 +277,10 @@ def _list_messages(
     network = case.platform.network
     ranks = (case.s.ranks // case.s.pp)[members]
     region = network.ranks // network.regions
-    across, local, far = (
-        each[members] / 2.0 for each in (borders.across, borders.local, borders.far)
-    )
+    # borders hold the messages of both ways
+    across = borders.across[members] / 2.0
+    local = borders.local[members] / 2.0
+    far = borders.far[members] / 2.0
     keeping, latencies = [], []
     for stage in range(stages):
         if stage == stages - 1:
@@ -334,6 +333,10 @@ def _time_chunk(
     gradients_host = _add_host(case, forward, further) - forward_host
     gradients_host = np.where(case.schedule.puts_off_weights, gradients_host, 0.0)
     hosts = join_exchanges(case, PassWork(forward, backward), all_layers, layers, end_weights)
+    # each of the chunks takes a part of the passes
+    forward_time = (forward.device + forward_host) / s.chunks
+    backward_time = (backward.device + backward_host) / s.chunks
+    weights_time = (gradients.device + gradients_host) / s.chunks
     chunk = StageKind(
         number=np.ones(case.count),
         layers=layers,
@@ -345,11 +348,11 @@ def _time_chunk(
         last_host=hosts.last,
     )
     often = _keep_if(s.scattered, add_to_each_pass(exchange, chunk))
-    once = _keep_if_not(s.scattered, exchange_once(exchange, chunk, all_layers))
+    once = _keep_if(~s.scattered, exchange_once(exchange, chunk, all_layers))
     return ChunkTimes(
-        forward=(forward.device + forward_host) / s.chunks + often.forward,
-        backward=(backward.device + backward_host) / s.chunks + often.backward,
-        weights=(gradients.device + gradients_host) / s.chunks + often.weights,
+        forward=forward_time + often.forward,
+        backward=backward_time + often.backward,
+        weights=weights_time + often.weights,
         reduction=often.landed - often.backward,
         first_gather=once.gathering,
         later_gather=once.gathering_later,
@@ -362,14 +365,9 @@ def _time_chunk(
     )
 
 
-def _keep_if(chosen: np.ndarray, added: Added) -> Added:
+def _keep_if(chosen: np.ndarray, times: Record) -> Record:
     """Times of the chosen strategies, 0 for others."""
-    return map_arrays(lambda times: np.where(chosen, times, 0.0), added)
-
-
-def _keep_if_not(chosen: np.ndarray, added: AddedOnce) -> AddedOnce:
-    """Times of other strategies than the chosen ones, 0 for these."""
-    return map_arrays(lambda times: np.where(chosen, 0.0, times), added)
+    return map_arrays(lambda seconds: np.where(chosen, seconds, 0.0), times)
 
 
 def _repeat(case: Case, chunk: Work) -> Work:
@@ -410,8 +408,8 @@ def _list_exchange_work(case: Case, layers: Array, end_weights: Array | None) ->
     with_backward = s.overlap | (case.schedule.all_forward_first & several)
     with_forward = ~s.overlap & ~case.schedule.all_forward_first & several
     return _ExchangeWork(
-        forward=_add_work(gather, map_arrays(lambda t: np.where(with_forward, t, 0.0), reduce)),
-        backward=_add_work(regather, map_arrays(lambda t: np.where(with_backward, t, 0.0), reduce)),
+        forward=_add_work(gather, _keep_if(with_forward, reduce)),
+        backward=_add_work(regather, _keep_if(with_backward, reduce)),
         weights=_time_units(case, case.sizes.reduced, in_weights, None),
     )
 

@@ -266,6 +266,11 @@ class Strategy:
         return replace(self, zero=zero if zero.ndim else int(zero))
 
     @property
+    def puts_off_weights(self) -> Any:
+        """Whether gradients of weights are put off; no other stage waits for those of a single one."""
+        return np.greater(self.pp, 1) & find_schedules(self.schedule).puts_off_weights
+
+    @property
     def rows(self) -> Any:
         """Ranks that share the tokens of operations that are no products [-]."""
         return np.where(self.sequence_parallel, self.tp, 1)
@@ -350,6 +355,21 @@ def _check_flags(key: str, value: Any) -> Any:
     return flag
 
 
+class _StatedEnds(NamedTuple):
+    """Whether the layers of the first and of the last stage are stated, and how many other stages
+    there are [-]."""
+
+    first: Any
+    last: Any
+    other_stages: Any
+
+
+def _find_stated_ends(s: Strategy) -> _StatedEnds:
+    """Find which stages have layers that are stated."""
+    first, last = np.greater(s.first_layers, 0), np.greater(s.last_layers, 0)
+    return _StatedEnds(first, last, s.pp - first.astype(int) - last.astype(int))
+
+
 class LayerSpread(NamedTuple):
     """How the layers of a model are spread over the chunks of its stages, of one strategy or of many.
 
@@ -386,14 +406,14 @@ class LayerSpread(NamedTuple):
         layers : array
             Layers [-].
         """
-        first_stated, last_stated = np.greater(s.first_layers, 0), np.greater(s.last_layers, 0)
-        stages = s.pp - first_stated * 1 - last_stated
-        position = chunk * stages + stage - first_stated
-        layers = self.even + (position < self.longer)
+        stated = _find_stated_ends(s)
+        # its place among the chunks of other stages, in the order of a forward pass
+        position = chunk * stated.other_stages + np.where(stated.first, stage - 1, stage)
+        layers = np.where(position < self.longer, self.even + 1, self.even)
         of_first = np.where(np.equal(chunk, 0), self.first, self.of_ends)
         of_last = np.where(np.equal(chunk, s.chunks - 1), self.last, self.of_ends)
-        layers = np.where(last_stated & np.equal(stage, s.pp - 1), of_last, layers)
-        return np.where(first_stated & np.equal(stage, 0), of_first, layers)
+        layers = np.where(stated.last & np.equal(stage, s.pp - 1), of_last, layers)
+        return np.where(stated.first & np.equal(stage, 0), of_first, layers)
 
     def add_up(self, s: Strategy, stage: Any) -> Any:
         """Add up the layers of all chunks of a stage.
@@ -410,12 +430,12 @@ class LayerSpread(NamedTuple):
         layers : array
             Layers [-].
         """
-        first_stated, last_stated = np.greater(s.first_layers, 0), np.greater(s.last_layers, 0)
-        stages = np.maximum(s.pp - first_stated * 1 - last_stated, 1)
-        longer = np.ceil((self.longer - (stage - first_stated)) / stages)
+        stated = _find_stated_ends(s)
+        position = np.where(stated.first, stage - 1, stage)
+        longer = np.ceil((self.longer - position) / np.maximum(stated.other_stages, 1))
         layers = self.even * s.chunks + np.clip(longer, 0, s.chunks)
-        layers = np.where(last_stated & np.equal(stage, s.pp - 1), s.last_layers, layers)
-        return np.where(first_stated & np.equal(stage, 0), s.first_layers, layers)
+        layers = np.where(stated.last & np.equal(stage, s.pp - 1), s.last_layers, layers)
+        return np.where(stated.first & np.equal(stage, 0), s.first_layers, layers)
 
 
 def spread_chunks(layers: int, s: Strategy) -> LayerSpread:
@@ -456,10 +476,10 @@ def spread_chunks(layers: int, s: Strategy) -> LayerSpread:
     >>> [int(spread.count_layers(s, stage, chunk)) for stage, chunk in ((0, 0), (0, 1), (15, 6), (15, 7))]
     [0, 1, 1, 0]
     """
-    stated = np.greater(s.first_layers, 0) * 1 + np.greater(s.last_layers, 0)
+    other_stages = _find_stated_ends(s).other_stages
     rest = layers - s.first_layers - s.last_layers
-    even, longer = np.divmod(rest, np.maximum((s.pp - stated) * s.chunks, 1))
-    of_ends = np.where(s.pp > stated, even, np.ceil(layers / (s.pp * s.chunks)))
+    even, longer = np.divmod(rest, np.maximum(other_stages * s.chunks, 1))
+    of_ends = np.where(other_stages > 0, even, np.ceil(layers / (s.pp * s.chunks)))
     return LayerSpread(
         even=even,
         longer=longer,
@@ -528,14 +548,14 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     interleaves = find_schedules(s.schedule).interleaves
     stages_divide = micro_batches % s.pp == 0
 
-    # stages whose layers are stated, and layers of the others, of which each chunk needs one
-    first_stated, last_stated = np.greater(s.first_layers, 0), np.greater(s.last_layers, 0)
-    stages = s.pp - first_stated * 1 - last_stated
+    # each chunk of stages whose layers are not stated needs one of the rest
+    stated = _find_stated_ends(s)
+    stages = stated.other_stages
     rest = model.layers - s.first_layers - s.last_layers
     enough = np.where(stages > 0, rest >= stages * s.chunks, (stages == 0) & (rest == 0))
     spread = spread_chunks(model.layers, s)
-    first_fits = np.logical_not(first_stated) | (spread.first >= 0)
-    last_fits = np.logical_not(last_stated) | (spread.last >= 0)
+    first_fits = np.logical_not(stated.first) | (spread.first >= 0)
+    last_fits = np.logical_not(stated.last) | (spread.last >= 0)
     return {
         "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
