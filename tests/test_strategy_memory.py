@@ -268,16 +268,38 @@ def test_strategies_hold_what_the_published_form_says(
     assert 0.98 * said < columns["activations"][0] < 1.05 * said
 
 
-def test_experts_of_megatron_keep_no_activation_ahead_of_a_gate() -> None:
-    """Two tokens of each go to experts: 2 B less of each inner number, and the shares of two norms."""
-    model = replace(MODEL, experts=8, top_k=2, layers=16)
-    strategy = Strategy(tp=2, dp=4, sequence_parallel=True)
-    ours = price(strategy, model, "megatron")
-    torch = price(strategy, model, replace(pk.find_stack("torchtitan"), zero=0))
-    fewer = replace(model, layers=8)
-    ours_of_fewer = price(strategy, fewer, "megatron")
-    torch_of_fewer = price(strategy, fewer, replace(pk.find_stack("torchtitan"), zero=0))
-    of_megatron = (ours["activations"] - ours_of_fewer["activations"]) / 8
-    of_torch = (torch["activations"] - torch_of_fewer["activations"]) / 8
-    less = 2048 * 2 * 2 * 8192 / 2 - 2 * 2 * 2048 * 2048 / 2
-    assert of_torch - of_megatron == pytest.approx(less, rel=1e-3)
+#: Bytes of one number for each of 2048 tokens and two experts, and of a norm on one of two ranks.
+ROUTED, SHARE = 2 * 2 * 2048, 2 * 2048 * 2048 / 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "less"),
+    [
+        # two ranks split the width of experts, and gather the inputs behind both norms
+        (Strategy(tp=2, dp=4, sequence_parallel=True), ROUTED * 8192 / 2 - 2 * SHARE),
+        (Strategy(tp=2, dp=4, ep=4, sequence_parallel=True), ROUTED * 8192 / 2 - 2 * SHARE),
+        # each rank sends half of the tokens to whole experts, straight from the second norm
+        (Strategy(tp=2, dp=4, ep=8, sequence_parallel=True), ROUTED / 2 * 8192 - SHARE),
+        # two ranks gather the tokens of both, and split the width
+        (Strategy(tp=2, dp=4, ep=4, etp=2, sequence_parallel=True), ROUTED / 2 * 8192 - SHARE),
+        # no tokens are shared
+        (Strategy(dp=8, ep=8), ROUTED * 8192),
+    ],
+    ids=str,
+)
+def test_experts_of_megatron_keep_no_activation_ahead_of_a_gate(
+    strategy: Strategy, less: float
+) -> None:
+    """Two copies of each token go to experts: 2 B less of each inner number. The shares of norms whose
+    gathered copies were recorded come on top."""
+    model = replace(MODEL, experts=8, top_k=2)
+    of_torch = replace(pk.find_stack("torchtitan"), zero=0)
+
+    def keep_in_layer(stack: Any) -> float:
+        many, few = (
+            price(strategy, replace(model, layers=layers), stack)["activations"]
+            for layers in (16, 8)
+        )
+        return (many - few) / 8
+
+    assert keep_in_layer(of_torch) - keep_in_layer("megatron") == pytest.approx(less, rel=1e-3)

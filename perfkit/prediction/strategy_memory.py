@@ -649,13 +649,21 @@ def _keep_by_layer(case: Case, software: _Software) -> Array:
 
 def _merge_experts(case: Case) -> Array:
     """What layers with experts keep more than they were recorded to, if their activation is merged
-    with what is around it: shares of two norms, less the activation ahead of a gate [B]."""
+    with what is around it: shares of norms, less the activation ahead of a gate [B].
+
+    A rank that sends its own tokens to experts works with the share of the second norm, which was
+    recorded. Ranks that share products of an expert gather as many times the rows as they split its
+    width.
+    """
     model, s, sizes = case.model, case.s, case.sizes
-    norms = np.where(s.rows > 1, 2.0 * sizes.column * model.hidden / s.rows, 0.0)
+    share_of_norm = sizes.column * model.hidden / s.rows
+    missing_norms = np.where(s.spreads_experts, 1.0, 2.0)
+    norms = np.where(s.rows > 1, missing_norms * share_of_norm, 0.0)
     activation = np.zeros(case.count)
     if model.gated:
-        inner = np.ceil((model.inner or 4 * model.hidden) / s.tp)
-        activation = sizes.routed / model.hidden * inner
+        inner = model.inner or 4 * model.hidden
+        width_for_own_tokens = np.where(s.spreads_experts, inner, np.ceil(inner / s.tp))
+        activation = sizes.routed / model.hidden * width_for_own_tokens
     return np.asarray(norms - activation)
 
 
