@@ -1,6 +1,8 @@
 """DLRMs with many tables on many ranks: ranks that do the same share a graph, and ranks that do the same
 on other sizes are recorded once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,10 @@ from perfkit.prediction.ranks import group_identical_ranks
 from perfkit.workloads import dlrm
 from perfkit.workloads.execution import compile_graph, execute
 from perfkit.workloads.placement import Placement
+from perfkit.workloads.sizes import alter
+from perfkit.workloads.stand_ins import StandIns
+from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.symbolic_sizes import Expressions, OpenSize
 
 RANKS = 4
 KINDS = {
@@ -182,3 +188,24 @@ def test_delayed_weight_gradients_run_while_gradients_of_rows_are_exchanged() ->
     assert min(place(usual, "mm", "tn")) < launch
     with pytest.raises(ValueError, match="delay_weights is True and mixed, too"):
         pk.DLRM(batch=64, mixed=True, dtype="fp16", delay_weights=True)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_weight_gradients_of_sharded_mlps_are_not_delayed(zero: int) -> None:
+    """The gradients of a layer are reduced as soon as they are computed, so they have to be there."""
+    plan = replace(pk.Plan.from_owners([0, 1], ranks=2), mlps=Strategy(dp=2, zero=zero))
+    model = pk.DLRM(batch=64, rows=[1000] * 2, dim=16, delay_weights=True)
+    with pytest.raises(ValueError, match=f"delay_weights is True and mlps has zero {zero}"):
+        model.graphs(2, plan)
+    assert model.graphs(2, replace(plan, mlps=Strategy(dp=2)))
+
+
+def test_columns_that_are_symbolic_have_stand_ins_too() -> None:
+    """Without one, their number would be looked up among the sizes of the table."""
+    dim = Expressions().open(OpenSize(("dim",)))
+    tables = [alter(pk.EmbeddingTable(rows, 16), {"dim": dim}) for rows in (1000, 9000)]
+    stand_ins = StandIns()
+    opened = stand_ins.open_table(tables[0])
+    weights = opened.rows * opened.dim
+    texts = [str(stand_ins.find_values([opened], [table])[weights.number]) for table in tables]
+    assert texts == ["dim * 1000", "dim * 9000"]

@@ -22,7 +22,7 @@ WORKSPACE = 2 * 32 * 2.0**20
 #: Context of CUDA with the kernels of PyTorch, and buffers of NCCL for each communicator [B], and
 #: what the caching allocator of PyTorch reserves beyond the most that is allocated [-];
 #: docs/formulas.md, table 9.2.
-CONTEXT = 0.5 * 2.0**30
+CUDA_CONTEXT = 0.5 * 2.0**30
 COMMUNICATOR = 0.65 * 2.0**30
 FRAGMENTS = 0.04
 #: Uses of memory: weights without embedding tables; gradients; states of the optimizer; inputs and
@@ -352,7 +352,7 @@ def estimate_reserve(allocated: Any, communicators: Any) -> Any:
     reserve : same kind as `allocated`
         Context of CUDA, buffers of NCCL and fragments of the caching allocator [B].
     """
-    return CONTEXT + COMMUNICATOR * communicators + FRAGMENTS * allocated
+    return CUDA_CONTEXT + COMMUNICATOR * communicators + FRAGMENTS * allocated
 
 
 def count_communicators(graph: Graph) -> int:

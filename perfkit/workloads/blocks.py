@@ -522,13 +522,16 @@ class FSDPUnits:
 
 
 def share_mlps(
-    tape: Tape, record: Callable[..., Any], s: Strategy | None, groups: dict[Any, int]
+    tape: Tape, record: Callable[..., Any], s: Strategy | None, groups: list[tuple[int, ...]]
 ) -> MLPParallelism:
-    """How an empty tape records the MLPs of a DLRM that ranks share as `s` says; adds to the
-    numbered groups."""
+    """How an empty tape records the MLPs of a DLRM that ranks share as `s` says; adds to the groups
+    of ranks, whose places are their numbers."""
 
     def number(*spaced: int) -> int:
-        return groups.setdefault(tuple(range(*spaced)), len(groups))
+        members = tuple(range(*spaced))
+        if members not in groups:
+            groups.append(members)
+        return groups.index(members)
 
     tp, ranks, owners = (s.tp, s.tp * s.dp, s.tp * int(s.owners)) if s else (1, 1, 1)
     shared = MLPParallelism(

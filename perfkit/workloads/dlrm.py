@@ -1,7 +1,7 @@
 """Deep learning recommendation models: embedding tables, their interaction and two multilayer
 MLPs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -192,10 +192,12 @@ class DLRM:
     reduction : str
         ``buckets``: gradients are reduced in buckets as they arrive, those of each MLP and of copies
         apart (DistributedDataParallel). ``grouped``: all at once, in `dtype`, when the last one has
-        arrived, as HugeCTR does with ``grouped_all_reduce``. Without `overlap` it has no effect.
+        arrived, as HugeCTR does with ``grouped_all_reduce``. Without `overlap` it has no effect, nor
+        on MLPs that a plan shards.
     delay_weights : bool
         Whether products of weight gradients run after those of all other gradients, while gradients
-        of rows are exchanged, as HugeCTR's ``async_wgrad`` lets them. Not with `mixed`.
+        of rows are exchanged, as HugeCTR's ``async_wgrad`` lets them. Not with `mixed`, nor with MLPs
+        that a plan shards.
     table_dtype : str
         Data type of the tables, by default that of weights; pooled rows have the data type of
         activations.
@@ -359,7 +361,8 @@ class DLRM:
         Raises
         ------
         ValueError
-            If the plan is for other ranks or tables, or the batch does not divide by the ranks.
+            If the plan is for other ranks or tables, the batch does not divide by the ranks, or MLPs
+            whose weight gradients are delayed are sharded.
         """
         if plan is None:
             ranks = check_ranks(self.batch, ranks)
@@ -370,6 +373,11 @@ class DLRM:
             asked = f"the model has {len(self.tables)} tables and {ranks} ranks are asked for; make a plan for these"
             raise ValueError(
                 f"plan places {len(plan.owners)} tables on {plan.ranks} ranks; {asked}"
+            )
+        if self.delay_weights and plan.shared.get("zero", 0) > 0:
+            raise ValueError(
+                f"delay_weights is True and mlps has zero {plan.shared['zero']}, which reduces the "
+                "gradients of each layer as they are computed; take zero=0, or leave delay_weights out"
             )
         tp = plan.shared.get("tp", 1)
         for width in (*self.bottom[:-1:2], *self.top[:-1:2]):
@@ -500,36 +508,23 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
     widths = [0] * plan.ranks
     summed_columns = [0] * len(groups)
     for number, (placement, table) in enumerate(zip(plan.placements, tables, strict=True)):
-        shards = placement.cut(table, number)
         if placement.traits.is_copied:
-            for shard in shards:
+            for shard in placement.cut(table, number):
                 copies[shard.rank].append(table)
         elif _is_summed(placement):
             group = groups.index(placement.ranks)
             if group > 0:  # sums over all ranks are not exchanged once more
                 summed_columns[group] += table.dim
-            parts: dict[tuple[int, bool], EmbeddingTable] = {}
-            for shard in shards:
-                rows, is_first = max(shard.rows, 1), shard.first_row == 0
-                if (rows, is_first) not in parts:
-                    pooling = share_lookups(table, len(placement.ranks), first=is_first)
-                    parts[rows, is_first] = replace(table, rows=rows, pooling=pooling)
-                summed[shard.rank].setdefault(group, []).append(parts[rows, is_first])
+            for rank, part in _cut_rows(placement, table, number):
+                summed[rank].setdefault(group, []).append(part)
         else:
-            for shard in shards:
+            for shard in placement.cut(table, number):
                 widths[shard.rank] += shard.columns
                 is_whole = shard.columns is table.dim  # which may be an array
                 part = table if is_whole else replace(table, dim=shard.columns)
                 alone[shard.rank].append(part)
-    # a share of the samples of a sum is as long as that share of its columns
-    exact_widths = [float(width) for width in widths]
-    for columns, members in zip(summed_columns, groups, strict=True):
-        share, rest = divmod(columns, len(members))
-        for position, rank in enumerate(members):
-            widths[rank] += share + (1 if position < rest else 0)
-            exact_widths[rank] += columns / len(members)
-    largest_width = max(exact_widths)
-    shared_widths = tuple(widths)  # one for all ranks, which may be many
+    largest_width = _find_largest_width(widths, summed_columns, groups)
+    shared_widths = _add_shares_of_sums(widths, summed_columns, groups)
     return tuple(
         LocalTables(
             pooled_alone=tuple(alone[rank]),
@@ -544,6 +539,45 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
         )
         for rank in everyone
     )
+
+
+def _cut_rows(
+    placement: Placement, table: EmbeddingTable, number: int
+) -> Iterator[tuple[int, EmbeddingTable]]:
+    """Ranks that store rows of a table, each with its part; parts of the same size are one."""
+    parts: dict[tuple[int, bool], EmbeddingTable] = {}
+    for shard in placement.cut(table, number):
+        rows, is_first = max(shard.rows, 1), shard.first_row == 0
+        if (rows, is_first) not in parts:
+            pooling = share_lookups(table, len(placement.ranks), first=is_first)
+            parts[rows, is_first] = replace(table, rows=rows, pooling=pooling)
+        yield shard.rank, parts[rows, is_first]
+
+
+def _find_largest_width(
+    widths: Sequence[int], summed_columns: Sequence[int], groups: Sequence[Sequence[int]]
+) -> float:
+    """Columns that the rank with the most sends: its own, and for each group that adds up pooled rows
+    a share of the samples, which is as long as that share of the columns [-]."""
+    widths_with_shares = [float(width) for width in widths]
+    for columns, members in zip(summed_columns, groups, strict=True):
+        for rank in members:
+            widths_with_shares[rank] += columns / len(members)
+    return max(widths_with_shares)
+
+
+def _add_shares_of_sums(
+    widths: Sequence[int], summed_columns: Sequence[int], groups: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """Columns that each rank sends as `LocalTables.widths` counts them: in whole ones [-]."""
+    whole_widths = [*widths]
+    for columns, members in zip(summed_columns, groups, strict=True):
+        share, rest = divmod(columns, len(members))
+        for position, rank in enumerate(members):
+            whole_widths[rank] += share
+            if position < rest:
+                whole_widths[rank] += 1
+    return tuple(whole_widths)
 
 
 def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[OpenGraph, ...]:
@@ -576,13 +610,11 @@ def _record_rank(model: DLRM, plan: Plan, local: LocalTables, accelerator: bool)
     tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1)
     tape.grouped = model.reduction == "grouped"
     tape.delays_weights = model.delay_weights
-    groups: dict[Sequence[int], int] = {
-        members: number for number, members in enumerate(local.groups)
-    }
+    groups = [*local.groups]
     exchange_group = 0
-    if model.separate_exchange:
+    if model.separate_exchange:  # all ranks once more
         exchange_group = len(groups)
-        groups[range(ranks)] = exchange_group  # another key than the tuple of all ranks
+        groups.append(groups[0])
     record = partial(record_layers, model=model, local=local, exchange_group=exchange_group)
     shared = share_mlps(tape, record, plan.mlps, groups)
     logits = record(tape, shared)
@@ -595,7 +627,7 @@ def _record_rank(model: DLRM, plan: Plan, local: LocalTables, accelerator: bool)
         model,
         ranks=ranks,
         lists=accelerator,
-        groups=tuple(tuple(members) for members in groups) if ranks > 1 else (),
+        groups=tuple(groups) if ranks > 1 else (),
     )
 
 
@@ -706,6 +738,7 @@ def _look_up(
     receive: list[Callable[[], list[Tensor]]] = []
     for summed in local.summed:
         members = len(local.groups[summed.group])
+        group = exchange_group if members == ranks else summed.group
         partial_sums = layers.cat(tape, list(islice(remaining, len(summed.tables))))
         wait = layers.exchange(
             tape,
@@ -714,7 +747,7 @@ def _look_up(
             [partial_sums.shape[1]],
             partial_sums.nbytes,
             operations=("reduce_scatter", "all_gather"),
-            group=summed.group or exchange_group,
+            group=group,
         )
         if members == ranks:
             receive.append(wait)

@@ -43,11 +43,12 @@ class StandIns:
 
     def open_table(self, table: EmbeddingTable) -> EmbeddingTable:
         """A table with stand-ins in place of its rows, lookups and law, which differ from those of
-        every other table."""
+        every other table, and of its columns if these are symbolic."""
         number = len(self._expressions)
-        opened = {
+        opened: dict[str, Any] = {
             name: self._expressions.open(OpenSize(("tables", number, name))) for name in _OF_TABLE
         }
+        opened["dim"] = self.open_symbolic(table.dim)
         return alter(table, opened)
 
     def find_values(
