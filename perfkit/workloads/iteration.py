@@ -236,25 +236,27 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
 
 def _list_rows(tape: Tape, sizes: SizeTable) -> _Rows:
     """The operations of a tape in columns; their sizes are added to the table."""
-    positions, accesses = [], list[RecordedAccess]()
-    for position, operation in enumerate(tape.operations):
-        positions += [position] * len(operation.accesses)
-        accesses += operation.accesses
     work = [operation.sizes for operation in tape.operations]
     host_calls = [operation.host_calls for operation in tape.operations]
     features = Features(
         **_number_sizes(OperationSizes._fields, work, sizes),
         **_number_sizes(HostCalls._fields, host_calls, sizes),
     )
+    positions: list[int] = []
+    touched: list[RecordedAccess] = []
+    for position, operation in enumerate(tape.operations):
+        positions += [position] * len(operation.accesses)
+        touched += operation.accesses
+    accesses = Accesses(
+        operation=np.array(positions, dtype=np.intp),
+        buffer=np.array([access.storage for access in touched], dtype=np.intp),
+        nbytes=np.array(sizes.add_all(access.nbytes for access in touched), dtype=np.intp),
+        is_write=np.array([access.is_write for access in touched], dtype=bool),
+    )
     return _Rows(
         labels=[operation.label for operation in tape.operations],
         features=features,
-        accesses=Accesses(
-            operation=np.array(positions, dtype=np.intp),
-            buffer=np.array([access.storage for access in accesses], dtype=np.intp),
-            nbytes=np.array(sizes.add_all(access.nbytes for access in accesses), dtype=np.intp),
-            is_write=np.array([access.is_write for access in accesses], dtype=bool),
-        ),
+        accesses=accesses,
         buckets=[operation.bucket for operation in tape.operations],
     )
 
@@ -466,51 +468,72 @@ def _reduce(
     Buckets are filled in the order in which gradients are computed, as PyTorch does from the second
     iteration on. `noted` are the waits so far; all waits are returned with the operations.
     """
-    labels, features, accesses, waits = rows.labels, rows.features, rows.accesses, [*noted]
+    features = rows.features
     pieces = np.flatnonzero([bucket is not None for bucket in rows.buckets])
-    end = [label.phase for label in labels].index("update")
+    end = [label.phase for label in rows.labels].index("update")
     copies = np.arange(end - len(pieces), end)
-    modules = np.array([rows.buckets[piece] for piece in pieces.tolist()])
-    sizes = [table[row] for row in features.nbytes[pieces]]
-    if any(isinstance(size, SymbolicSize) for size in sizes):
-        raise ValueError(
-            "sizes of weights are arrays, and which gradients share a bucket depends on them; take "
-            "numbers, or pk.sweep"
-        )
-    remains, into = np.ones(len(labels), dtype=bool), np.arange(len(labels))
-    remains[pieces] = False
-    begun = 0
-    for module in np.unique(modules).tolist():
-        of_module = np.flatnonzero(modules == module)
-        if grouped:
-            buckets = [slice(0, len(of_module))]
-        else:
-            buckets = fill_buckets([sizes[member] for member in of_module])
-        for members in buckets:
-            in_bucket = of_module[members]
-            last = pieces[in_bucket[-1]]
-            into[pieces[in_bucket]] = last
-            remains[last] = True
-            features.nbytes[last] = table.add(sum(sizes[member] for member in in_bucket))
-            waits.append(LaunchWait(copies[begun], last))
-            begun += len(in_bucket)
+    waits = [*noted]
+    # the operation of which each one becomes a part
+    into = np.arange(len(rows.labels))
+    copied = 0
+    for in_bucket in _list_buckets(rows, table, pieces, grouped=grouped):
+        last = in_bucket[-1]
+        into[in_bucket] = last
+        features.nbytes[last] = table.add(sum(table[row] for row in features.nbytes[in_bucket]))
+        waits.append(LaunchWait(copies[copied], last))
+        copied += len(in_bucket)
+    remains = into == np.arange(len(into))
     for piece in pieces[~remains[pieces]]:
         calls = table[features.bare[piece]] + table[features.bare[piece + 1]]
         features.bare[piece + 1] = table.add(calls)
     new = np.concatenate([[0], np.cumsum(remains)])
-    of_piece = accesses.find_of(pieces)
-    accesses = replace(accesses, operation=new[into[accesses.operation]])
-    # a bucket is read and then written
-    order = np.lexsort([of_piece & accesses.is_write, accesses.operation])
+    moved = [LaunchWait(new[wait.operation], new[wait.launch]) for wait in waits]
+    accesses = _merge_accesses(rows.accesses, pieces, new[into])
     remaining = np.flatnonzero(remains).tolist()
     reduced = _Rows(
-        labels=[labels[row] for row in remaining],
+        labels=[rows.labels[row] for row in remaining],
         features=features.select(remaining),
-        accesses=accesses.select(order),
+        accesses=accesses,
         buckets=[rows.buckets[row] for row in remaining],
     )
-    moved = [LaunchWait(new[wait.operation], new[wait.launch]) for wait in waits]
     return reduced, moved
+
+
+def _list_buckets(
+    rows: _Rows, table: SizeTable, pieces: np.ndarray, *, grouped: bool
+) -> list[np.ndarray]:
+    """The operations of each bucket: those among `pieces`, each of which reduces one gradient, that
+    become one, module by module.
+
+    Raises
+    ------
+    ValueError
+        For symbolic sizes.
+    """
+    modules = np.array([rows.buckets[piece] for piece in pieces.tolist()])
+    buckets = []
+    for module in np.unique(modules).tolist():
+        of_module = pieces[modules == module]
+        sizes = [table[row] for row in rows.features.nbytes[of_module]]
+        if any(isinstance(size, SymbolicSize) for size in sizes):
+            raise ValueError(
+                "sizes of weights are arrays, and which gradients share a bucket depends on them; "
+                "take numbers, or pk.sweep"
+            )
+        if grouped:
+            buckets.append(of_module)
+        else:
+            buckets += [of_module[members] for members in fill_buckets(sizes)]
+    return buckets
+
+
+def _merge_accesses(accesses: Accesses, pieces: np.ndarray, new_operations: np.ndarray) -> Accesses:
+    """What operations read and write, by their new numbers: a bucket of pieces is read and then
+    written."""
+    of_piece = accesses.find_of(pieces)
+    merged = replace(accesses, operation=new_operations[accesses.operation])
+    order = np.lexsort([of_piece & accesses.is_write, merged.operation])
+    return merged.select(order)
 
 
 def _list_waits(labels: Sequence[Label], noted: Sequence[LaunchWait]) -> Waits:
