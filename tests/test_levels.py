@@ -8,7 +8,14 @@ import pytest
 
 import perfkit as pk
 from benchmarks.helpers.levels import Cell, Components, LevelModel, Observation, fit_levels
-from benchmarks.stacks import judge_halves, tabulate_choices
+from benchmarks.stacks import (
+    find_counts,
+    judge_draws,
+    judge_halves,
+    judge_models,
+    tabulate_choices,
+    tabulate_sets,
+)
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.levels import GENERATIONS, find_generation, read_levels
 from perfkit.platform.machine import StepKind, name_level
@@ -213,3 +220,52 @@ def test_a_step_is_judged_without_its_group_and_counts_once() -> None:
     # a group that is far off is not believed by levels of other groups, which left it out
     far = [one for one in judge_halves(shifted) if one.observation.group == "one a100 0"]
     assert all(one.error > 0.9 for one in far)
+
+
+def test_coverage_is_the_share_of_draws() -> None:
+    """A step is predicted far too low, rightly and far too high in three draws: one interval of three
+    holds it, though the one in the middle does."""
+    centres = {"low": -1.0, "right": 0.0, "high": 1.0}
+    labelled = [("a set", Observation(TE, "judged", "judged", 0.0))]
+    for name, centre in centres.items():
+        for number in range(6):
+            for jitter in (-0.01, 0.01):
+                one = Observation(TE, name, f"{name} {number}", centre + jitter)
+                labelled.append(("a set", one))
+    draws = [[one.source == name for _, one in labelled] for name in centres]
+    judged = judge_draws(labelled, draws)[0]
+    assert judged.inside[80] == pytest.approx(1 / 3)
+    assert judged.inside[95] == pytest.approx(1 / 3)
+
+
+def test_a_model_is_left_out_with_all_its_groups() -> None:
+    """Two groups of one model lie far from all others: each says the level of the other, unless they
+    are left out together."""
+    labelled = []
+    for one in draw_steps():
+        is_far = one.group in ("one a100 0", "one a100 1")
+        model = "far" if is_far else one.group
+        cell = Cell("far", "v100", "fp32") if is_far else one.cell
+        level = one.level + (1.0 if is_far else 0.0)
+        labelled.append(("a set", one._replace(cell=cell, level=level, model=model)))
+    by_group = [one.error for one in judge_halves(labelled) if one.observation.model == "far"]
+    by_model = [one.error for one in judge_models(labelled) if one.observation.model == "far"]
+    assert min(by_model) > 0.5
+    assert np.mean(by_group) < 0.8 * np.mean(by_model)
+
+
+def test_a_set_says_whether_its_bar_is_met_and_what_it_takes_without_a_level() -> None:
+    labelled = [("torchao", one) for one in draw_steps()]
+    [everything, row] = tabulate_sets(judge_halves(labelled), 0)
+    assert everything["steps"] == "all of data/steps"
+    assert row["met"] == ("yes" if row["mean"] <= row["bar"] else "NO")
+    levels = np.array([one.level for _, one in labelled])
+    assert row["without"] == pytest.approx(100 * np.mean(np.abs(np.exp(-levels) - 1)))
+    assert tabulate_sets(judge_halves(labelled))[1]["met"] is None
+
+
+def test_counts_of_many_steps() -> None:
+    """Of ten fair coins two to eight show heads in 95 % of all cases; of 2,000 steps 1,565 to 1,635 lie
+    in 80 % intervals."""
+    assert find_counts(10, 0.5) == (2, 8)
+    assert find_counts(2000, 0.8) == (1565, 1635)

@@ -6,12 +6,14 @@ of a step, the logarithm of its measured over its predicted time, is the sum of 
 
     level = device and format + stack + cell + nodes (+ experts) + group + rest
 
-where a cell is a stack on a device in a format, and a group are steps of one model and one source.
-Each part has mean 0 and a variance of its own, which is found by maximum likelihood (a model of
-variance components; S. R. Searle, G. Casella, C. E. McCulloch, "Variance components", Wiley 1992,
-chapter 6). A cell then has the mean and the variance that follow from all steps: a cell with many
-groups its own level, one with few a level shrunk to its stack and its device, one without the sum
-of these two parts with a wide interval.
+where a cell is a stack on a device in a format, and a group are steps of one source and one model,
+often also of one number of ranks or one day. Steps of one group in two cells (of one node and of
+several) have a part "group" in each. A source has no part: where one is left out, intervals know
+nothing of what its steps have in common. Each part has mean 0 and a variance of its own, which has
+the largest likelihood with a wide prior (a model of variance components; S. R. Searle, G. Casella,
+C. E. McCulloch, "Variance components", Wiley 1992, chapter 6). A cell then has the mean and the
+variance that follow from all steps: a cell with many groups its own level, one with few a level
+shrunk to its stack and its device, one without the sum of these two parts with a wide interval.
 """
 
 import math
@@ -66,11 +68,14 @@ class Observation(NamedTuple):
     source : str
         Who published it.
     group : str
-        Steps of one model and one source, which are left out together.
+        Steps of one source and one model, often also of one number of ranks or one day, which are
+        left out together.
     level : float
         Logarithm of measured over predicted time [-].
     seconds : float
         Measured time [s].
+    model : str
+        Model of a source, whose groups are left out together where models are.
     """
 
     cell: Cell
@@ -78,6 +83,7 @@ class Observation(NamedTuple):
     group: str
     level: float
     seconds: float = math.nan
+    model: str = ""
 
     @property
     def predicted(self) -> float:

@@ -2,7 +2,7 @@
 
 The time of a step over its prediction is nearly the same for all steps of one software on one
 device in one number format: its level. `reference_data/published/stack_levels.csv` has the levels
-that were fitted to published steps (docs/formulas.md, section 11).
+that were fitted to published steps (docs/formulas.md, section 10).
 """
 
 import math
