@@ -45,7 +45,8 @@ was changed since. The times depend on the placement that the search finds, by u
 Since then kernels are merged as PyTorch's compiler merges them, and not by the rules of HugeCTR.
 Rectifiers, gradients of biases and copies of gradients are separate kernels, and v1 becomes slower:
 +28.7 % (A100) and +6.4 % (H100), DCNv2 -4.9 % (H100), +0.2 % (A100) and -13.2 % (H200), in the mean
-10.7 % instead of 11.3 %. The rest of this text was found with the earlier rules.
+10.7 % instead of 11.3 %; docs/accuracy.md has the figures of today. The next two paragraphs were
+found with the earlier rules.
 
 What remains: H100 and H200 are predicted too fast, A100 is not. H100 and H200 differ only in
 memory. From the one to the other the measured step of DCNv2 shrinks by 8 %, the predicted one by 15
