@@ -605,8 +605,8 @@ def record_micro_batch(
     """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then
     those of strategies.
 
-    Strategies that are recorded together have the same `checkpoint`, all or none share products and
-    tokens, all or none are `replicated`, `fuses_sums`, `keeps_fp8`, and have `buffers`; all or none spread experts
+    Strategies that are recorded together have the same `checkpoint`; all or none share products and
+    tokens, are `replicated`, have `buffers`, `fuses_sums` and `keeps_fp8`; all or none spread experts
     over all ranks of a stage, share products of these, and put tokens into their order.
     """
     shares = np.all(np.greater(s.tp, 1))
@@ -1180,7 +1180,8 @@ def time_gradient_sums(times: MicroBatchTimes, s: Strategy, sizes: Sizes) -> ByR
     -----
     The gradients of the first of m micro-batches are added to nothing, but where ranks share layers
     or sequences to zeros, as to the buffers of Megatron-LM: there are (m - 1) / m sums for each
-    micro-batch, or one; also of a single micro-batch if there are buffers. PyTorch casts the first gradients before it reduces them (ZeRO stage 1).
+    micro-batch, or one; also of a single micro-batch if there are buffers. PyTorch casts the first
+    gradients before it reduces them (ZeRO stage 1).
     """
     several = np.where(sizes.micro > 1, 1.0, 0.0)
     sums = np.where(s.alone, (sizes.micro - 1.0) / sizes.micro, several)
@@ -1346,8 +1347,27 @@ def compute_attention_again(times: MicroBatchTimes, s: Strategy) -> MicroBatchTi
 
 
 def join_hosts(rank: RankTimes, whole: Iteration | None, contention: float) -> RankTimes:
-    """Times of a rank of a stage; its host starts each pass with the device, as both wait for the
-    same message. `contention` is the share of the speed of kernels that collectives take."""
+    """Join the host of a rank of a stage with its device.
+
+    Parameters
+    ----------
+    rank : RankTimes
+        Times of its operations and of its host.
+    whole : Iteration or None
+        What was fitted to whole iterations of several ranks.
+    contention : float
+        Share of the speed of kernels that collectives take [-].
+
+    Returns
+    -------
+    rank : RankTimes
+        Times of the same operations; what the host adds to a pass is the time of the operation that
+        ends it.
+
+    Notes
+    -----
+    The host starts each pass with the device, as both wait for the same message.
+    """
     graph = rank.group.graph
     # the host joins the device at the end of each pass
     marks = graph.kernels[STAGE_HOST]
@@ -1428,7 +1448,6 @@ def _expose_beside(
     for number, duration in enumerate(durations.tolist()):
         together += duration
         if kernels[number] > 0.0:
-            beside_kernels = min(together, kernels[number] / (1.0 - contention))
-            longer[number] = together - (1.0 - contention) * beside_kernels
+            longer[number] = time_beside(together, compute=kernels[number], contention=contention)
             together = 0.0
     return longer

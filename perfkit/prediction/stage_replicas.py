@@ -297,8 +297,9 @@ def _reduce_put_off(exchange: Exchange, stage: StageKind) -> tuple[Passed, Array
     no_time = np.zeros(len(exchange.micro))
     nothing_left = _leave_nothing(exchange)
     only_head = UnitMessages(no_time, no_time, messages.head, no_time)
+    head = np.where(stage.has_head, exchange.backward.head, 0.0)
     first = time_reductions(
-        UnitTimes(no_time, rest, np.where(stage.has_head, exchange.backward.head, 0.0)),
+        UnitTimes(no_time, rest, head),
         UnitTimes(no_time, no_time, copies.head),
         only_head,
         stage.layers,
@@ -307,7 +308,6 @@ def _reduce_put_off(exchange: Exchange, stage: StageKind) -> tuple[Passed, Array
         nothing_left,
         exchange.contention,
     )
-    head = np.where(stage.has_head, exchange.backward.head, 0.0)
     alone = head + stage.layers * rest + stage.backward_host
     passed = Passed(first.kernels - alone, first.landed - alone)
     layers = time_reductions(
@@ -514,12 +514,20 @@ def _add_to_passes_put_off(
 
 class AddedOnce(NamedTuple):
     """Time that messages of replicas add to the passes of a chunk, if weights are gathered and
-    gradients reduced once [s].
+    gradients reduced once.
 
-    To the first forward pass of the first chunk of the first stage, and of a chunk of another
-    stage, which comes that much later if it does not wait for the first micro-batch (`lead`); to the
-    first backward pass; to the last one; then what is left of its messages behind the
-    last one, or behind weight gradients that were put off; and all of them, one after another.
+    Parameters
+    ----------
+    gathering, gathering_later : array
+        To the first forward pass of the chunk that begins the iteration, and of any other [s].
+    lead : array
+        By how much later a stage begins its first forward pass, if it does not wait for the first
+        micro-batch [s].
+    regathering, reducing : array
+        To the first backward pass, and to the last one [s].
+    tail, queue : array
+        What is left of messages of gradients behind the last backward pass, or behind weight
+        gradients that were put off; and all of these messages, one after another [s].
     """
 
     gathering: Array

@@ -154,7 +154,8 @@ def price_strategies(
     columns : dict of str to array
         ``time`` and its parts, which add up to it: ``work`` of the slowest stage; exposed messages
         of ``tensor``, ``context``, ``experts`` and ``stages``; ``host``; ``bubble``; ``replicas``
-        (gradients and weights); ``update`` [s]. ``run``, whether passes were run. ``spread`` of the logarithm of the time [-].
+        (gradients and weights); ``update`` [s]. ``run``, whether passes were run. ``spread`` of the
+        logarithm of the time [-].
         ``needs``, the memory of the fullest rank, and its parts, see
         `perfkit.workloads.columns.HeldMemory`; ``reserve``, what a process takes beside it [B].
 
@@ -166,9 +167,9 @@ def price_strategies(
     Notes
     -----
     The time is that of all micro-batches on the slowest stage, of the bubble, and of what replicas
-    exchange that no layer hides, or that of the passes of all stages, run one after another. A rank is recorded with its part of one layer; its kernels and
-    collectives are priced by the closed forms of `predict`, once for all strategies that cut a
-    layer into the same sizes.
+    exchange that no layer hides, or that of the passes of all stages, run one after another. A rank
+    is recorded with its part of one layer; its kernels and collectives are priced by the closed forms
+    of `predict`, once for all strategies that cut a layer into the same sizes.
     """
     work = apply_stack(model, strategies, execution, stack)
     prices = price_iterations(platform, work, memory, near)
@@ -258,7 +259,7 @@ def _add_up_micro_batches(case: Case, parts: MicroBatchParts, pipeline: Pipeline
     none = np.zeros(case.count)
     return StrategyTimes(
         work=case.micro * parts.compute.slowest,
-        tensor=case.micro * parts.tensor.exposed.slowest,
+        tensor=case.micro * parts.tensor.slowest,
         context=case.micro * case.layers * parts.context.both,
         experts=case.micro * case.layers * parts.experts.both,
         host=case.micro * pipeline.host,

@@ -7,6 +7,7 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.models.experts import DISPATCH
+from perfkit.models.partitions import time_beside
 from perfkit.prediction.micro_batches import PassWork, PhaseTimes
 from perfkit.prediction.strategy_case import (
     Case,
@@ -34,18 +35,6 @@ class StageTimes(NamedTuple):
 
     slowest: Array
     all_stages: Array
-
-
-class TensorMessages(NamedTuple):
-    """Messages among ranks that share layers, in a micro-batch.
-
-    Parameters
-    ----------
-    exposed : StageTimes
-        What no kernel hides, with what they slow kernels [s].
-    """
-
-    exposed: StageTimes
 
 
 class ContextMessages(NamedTuple):
@@ -132,8 +121,8 @@ class MicroBatchParts(NamedTuple):
     ----------
     compute : StageTimes
         Kernels [s].
-    tensor : TensorMessages
-        Messages among ranks that share layers.
+    tensor : StageTimes
+        Messages among ranks that share layers: what no kernel hides, with what they slow kernels [s].
     context : ContextMessages
         Messages among ranks that share sequences.
     experts : ExpertMessages
@@ -147,7 +136,7 @@ class MicroBatchParts(NamedTuple):
     """
 
     compute: StageTimes
-    tensor: TensorMessages
+    tensor: StageTimes
     context: ContextMessages
     experts: ExpertMessages
     passes: Passes
@@ -213,8 +202,8 @@ def compute_time(case: Case) -> StageTimes:
     return StageTimes(add_slowest_stage(case, compute), add_all_stages(case, compute))
 
 
-def tensor_parallel_time(case: Case) -> TensorMessages:
-    """Exposed time of the messages among ranks that share layers.
+def tensor_parallel_time(case: Case) -> StageTimes:
+    """Exposed time of the messages among ranks that share layers, with what they slow kernels.
 
     Parameters
     ----------
@@ -223,8 +212,8 @@ def tensor_parallel_time(case: Case) -> TensorMessages:
 
     Returns
     -------
-    messages : TensorMessages
-        Of a micro-batch.
+    exposed : StageTimes
+        Of a micro-batch [s].
 
     Notes
     -----
@@ -232,8 +221,7 @@ def tensor_parallel_time(case: Case) -> TensorMessages:
     (`Strategy.tiled`), see `perfkit.prediction.tiles`.
     """
     messages = case.times.list_by_region(stack_tensor_messages)
-    exposed = StageTimes(add_slowest_stage(case, messages), add_all_stages(case, messages))
-    return TensorMessages(exposed)
+    return StageTimes(add_slowest_stage(case, messages), add_all_stages(case, messages))
 
 
 def context_parallel_time(case: Case) -> ContextMessages:
@@ -314,9 +302,9 @@ def expert_parallel_time(case: Case) -> ExpertMessages:
     The rank that gets most of them decides.
 
     Nothing hides them but where the forward pass of one micro-batch runs beside the backward pass of
-    another (`Strategy.overlap_experts`). Then messages of time t leave max(t - c, 0), with c the
-    kernels of a layer in the other pass. Those run 1 / (1 - s) times as long beside messages, with
-    s the contention. The first forward passes and the last backward passes have no partner.
+    another (`Strategy.overlap_experts`). Then messages run beside the kernels of a layer in the other
+    pass, see `perfkit.models.partitions.time_beside`. The first forward passes and the last backward
+    passes have no partner.
 
     References
     ----------
@@ -365,10 +353,9 @@ def _count_paired(case: Case) -> Array:
 
 
 def _hide_beside(case: Case, messages: Array, kernels: Array, paired: Array) -> Array:
-    """What is left of messages of which a share is sent beside kernels [s]."""
-    beside_kernels = np.minimum(messages, kernels / (1.0 - case.contention))
-    slowdown = case.contention * beside_kernels
-    return np.asarray(messages - paired * (beside_kernels - slowdown))
+    """What messages, of which the share `paired` is sent beside kernels, add to these [s]."""
+    beside = time_beside(messages, compute=kernels, contention=case.contention)
+    return np.asarray((1.0 - paired) * messages + paired * beside)
 
 
 def _list_regions(case: Case, *, backward: bool) -> ByRegion[PhaseTimes]:

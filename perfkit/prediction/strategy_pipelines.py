@@ -430,7 +430,7 @@ def time_slowest_device(case: Case, parts: MicroBatchParts) -> Array:
         Its kernels and exposed messages inside of the stage [s].
     """
     in_layers = case.layers * (parts.context.both + parts.experts.both)
-    return np.asarray(parts.compute.slowest + parts.tensor.exposed.slowest + in_layers)
+    return np.asarray(parts.compute.slowest + parts.tensor.slowest + in_layers)
 
 
 def _time_inner_stage(case: Case, parts: MicroBatchParts) -> BothPasses:
@@ -455,7 +455,7 @@ def _time_all_stages(case: Case, parts: MicroBatchParts, stages: Stages, borders
     Of several chunks of a stage it is that of the largest ones.
     """
     in_layers = case.layers * (parts.context.both + parts.experts.both)
-    device = parts.compute.all_stages + parts.tensor.exposed.all_stages + in_layers * case.s.pp
+    device = parts.compute.all_stages + parts.tensor.all_stages + in_layers * case.s.pp
     hosts = parts.hosts.slowest + parts.hosts.inner * (case.s.pp - 1)
     inner_layers = case.model.layers - stages.first.layers - stages.last.layers
     inner = stages.inner.both_passes * inner_layers / np.maximum(stages.inner.layers, 1.0)
