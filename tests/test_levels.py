@@ -170,7 +170,7 @@ def test_transformers_alone_have_levels_and_those_with_experts_their_own() -> No
     levels["fsdp.bf16"] = make_level(1.1, 0.2, 0)
     node = replace(node, context=replace(node.context, stacks=levels))
     assert note_level(node, "fsdp", dense, 8) == (
-        "level of fsdp in fp16 on h100-sxm-8 is assumed: a test",
+        "level of fsdp in fp16 on h100-sxm-8 is assumed, from a test",
     )
     assert "no level" in note_level(node, "megatron", replace(dense, dtype="fp32"), 8)[0]
     assert find_level(node, "hugectr", pk.DLRM("dlrm-mlperf", batch=2048), 8) is None

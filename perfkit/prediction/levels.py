@@ -70,7 +70,7 @@ def note_level(platform: Platform, stack: str, workload: Any, ranks: int) -> tup
     if own is not None:
         if own.kind != "assumed":
             return ()
-        return (f"level of {what} on {platform.name} is assumed: {own.source}",)
+        return (f"level of {what} on {platform.name} is assumed, from {own.source}",)
     missing = f"no published step of {what} on {platform.name}"
     if find_level(platform, stack, workload, ranks) is None:
         return (f"{missing}: no level",)

@@ -243,8 +243,9 @@ def predict(
     check_time(title, timings.timeline.period, spread, parts)
 
     launch_times = np.array([model.launch for model in timings.costs.models])[timings.costs.classes]
-    launches = timings.slowest.graph.column("launches")
-    fixed_time = (1.0 if level is None else level["scale"]) * float(launch_times @ launches)
+    fixed_time = float(launch_times @ timings.slowest.graph.column("launches"))
+    if level is not None:
+        fixed_time *= level["scale"]
     return Prediction(
         workload=resolved.workload,
         platform=machine,
