@@ -10,7 +10,7 @@ from perfkit.fitting import Additive
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import MEMORY, RESOURCES, name_bottleneck
-from perfkit.prediction.cost import join_host, price
+from perfkit.prediction.cost import Costs, join_host, price
 from perfkit.prediction.levels import find_level
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
 from perfkit.prediction.ranks import Workload, group_identical_ranks, time_collectives, time_ranks
@@ -282,36 +282,39 @@ class _StructureTimes:
             raise ValueError(
                 "sizes are arrays and kernels are sums of terms; configurations are priced one by one"
             )
-        whole, host, error = self.whole, self.host, find_host_error(self.platform)
+        whole, host = self.whole, self.host
         scale = whole["scale"] if whole else 1.0
-        around_kernels = whole.spread if whole else CONTEXT
         if self.level is not None:
             scale *= self.level["scale"]
         times, waits = scale * cost.totals, np.zeros(len(needs))
         if len(self.rank.durations):
             waits = self.wait(scale * cost.seconds)
-        busy = times.sum(axis=0)
-        device = busy + waits
+        device = times.sum(axis=0) + waits
         time = join_host(device, host, whole)
-        if whole and "per_operation" in whole:
-            spread = np.full(len(time), around_kernels)
-        else:
-            slower = (
-                np.log(
-                    join_host(device, host * error, whole) / join_host(device, host / error, whole)
-                )
-                / 2
-            )
-            around = around_kernels * np.minimum(busy / time, 1.0)
-            of_device = join_errors(cost.spread * times / time, cost.assumed, waits / time, around)
-            if self.level is not None:  # it holds all errors but those of hosts
-                of_device = np.full(len(time), self.level.spread)
-            spread = np.hypot(of_device, slower)
-            fit_or_level = whole if self.level is None else self.level
-            spread = np.maximum(spread, find_least_spread(self.platform, fit_or_level))
+        spread = self.find_spread(cost, times, waits, time)
         by_resource = {"communication": waits, "host": time - device}
         for model, seconds in zip(cost.models, times, strict=True):
             resource = RESOURCES.get(model.kind, MEMORY)
             by_resource[resource] = by_resource.get(resource, 0.0) + seconds
         bottleneck = name_bottleneck(by_resource, host, device)
         return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}
+
+    def find_spread(self, cost: Costs, times: Array, waits: Array, time: Array) -> Array:
+        """Standard deviation of the logarithm of each iteration [-], as `estimate_spread` finds it,
+        from the times of its classes, of its waits for collectives, and of all of it [s]."""
+        whole, level = self.whole, self.level
+        around_kernels = whole.spread if whole else CONTEXT
+        if whole and "per_operation" in whole:
+            return np.full(len(time), around_kernels)
+        busy = times.sum(axis=0)
+        around = around_kernels * np.minimum(busy / time, 1.0)
+        of_device = join_errors(cost.spread * times / time, cost.assumed, waits / time, around)
+        if level is not None:  # it holds all errors but those of hosts
+            of_device = np.full(len(time), level.spread)
+        error, device = find_host_error(self.platform), busy + waits
+        slow = join_host(device, self.host * error, whole)
+        fast = join_host(device, self.host / error, whole)
+        of_host = np.log(slow / fast) / 2
+        fit_or_level = whole if level is None else level
+        least = find_least_spread(self.platform, fit_or_level)
+        return np.maximum(np.hypot(of_device, of_host), least)

@@ -347,18 +347,7 @@ def add_up_classes(
         weights = repeats * near
     totals = _sum_groups(times, group, shape)
 
-    # of the lone kernel: longer times are better known
-    of_class = np.array([model.spread_alone for model in models])
-    of_class = of_class.reshape(-1, *[1] * (seconds.ndim - 1))
-    spread_of_operation = np.broadcast_to(of_class[operations.of_operation], near.shape).copy()
-    for fit, members, _ in operations.by_fit:
-        if fit is not None and fit.spread_time is not None:
-            spread_of_operation[members] = fit.spread_at(near[members])
-    total_weight = _sum_groups(weights, group, shape)
-    weighted_spread = _sum_groups(weights * spread_of_operation, group, shape)
-    spread = np.broadcast_to(of_class, shape).copy()
-    np.divide(weighted_spread, total_weight, out=spread, where=total_weight > 0)
-
+    spread = _average_lone_spreads(operations, near, weights, group, shape)
     # inside iterations, where these were fitted
     for number, model in enumerate(models):
         if model.is_fitted_in_iterations:
@@ -366,13 +355,12 @@ def add_up_classes(
         if model.context is not None:
             spread[:, number] = np.hypot(spread[:, number], model.context.spread)
 
-    # of products without aligned rows
     if products.is_unaligned.any():
         unaligned_times = np.zeros(times.shape)
         unaligned_times[products.operations] = times[products.operations] * products.is_unaligned
         share = _sum_groups(unaligned_times, group, shape) / np.maximum(totals, _TINY)
-        spreads = np.array([list_unaligned(platform, model.kind).spread for model in models])
-        spread = np.hypot(spread, spreads.reshape(of_class.shape) * share)
+        of_unaligned = [list_unaligned(platform, model.kind).spread for model in models]
+        spread = np.hypot(spread, _make_column(of_unaligned, seconds.ndim) * share)
 
     other_axes = tuple(axis for axis in range(len(shape)) if axis != 1)
     largest_times = totals.max(axis=other_axes).tolist()
@@ -380,6 +368,32 @@ def add_up_classes(
     for model, time, most in zip(models, largest_times, largest_spreads, strict=True):
         check_time(f"{model.kind} on {platform.name!r}", time, most, ())
     return ClassTotals(totals, spread)
+
+
+def _average_lone_spreads(
+    operations: ClassifiedOperations,
+    near: Array,
+    weights: Array,
+    group: np.ndarray,
+    shape: tuple[int, ...],
+) -> Array:
+    """Spread of the lone kernels of each class on each rank [-]: the mean over the time of its
+    operations, of which longer ones are better known; see `_sum_groups`."""
+    of_class = _make_column([model.spread_alone for model in operations.models], near.ndim)
+    of_operation = np.broadcast_to(of_class[operations.of_operation], near.shape).copy()
+    for fit, members, _ in operations.by_fit:
+        if fit is not None and fit.spread_time is not None:
+            of_operation[members] = fit.spread_at(near[members])
+    total_weight = _sum_groups(weights, group, shape)
+    weighted = _sum_groups(weights * of_operation, group, shape)
+    spread = np.broadcast_to(of_class, shape).copy()
+    np.divide(weighted, total_weight, out=spread, where=total_weight > 0)
+    return spread
+
+
+def _make_column(of_classes: Sequence[float], axes: int) -> Array:
+    """A number of each class along the first of some axes; the others are of configurations."""
+    return np.array(of_classes).reshape(-1, *[1] * (axes - 1))
 
 
 def _sum_groups(values: Array, group: np.ndarray, shape: tuple[int, ...]) -> Array:
@@ -458,16 +472,7 @@ def price_hosts(graphs: Sequence[Graph], platform: Platform) -> list[HostTimes]:
     gap = known.get("gap", 0.0)
     call_without_kernel = known.get("bare", 0.0)
     launch = known.get("launch", 0.0)
-    classes = join_classes(graphs)
-    overheads = []
-    for operation_class in classes.distinct:
-        # looked up once for each platform
-        key = ("call overheads", operation_class)
-        if key not in platform.memo:
-            platform.memo[key] = find_overheads(known, operation_class)
-        overheads.append(platform.memo[key])
-    of_classes = np.array(overheads).reshape(-1, len(CallOverheads._fields))
-    before_launch, after_launch, between_launches = of_classes[classes.of_operation].T
+    before_launch, after_launch, between_launches = _list_call_overheads(graphs, platform, known)
     calls = _join([graph.column("calls") for graph in graphs])
     launches = _join([graph.column("launches") for graph in graphs])
     calls_without_kernel = _join([graph.column("bare") for graph in graphs])
@@ -493,6 +498,22 @@ def price_hosts(graphs: Sequence[Graph], platform: Platform) -> list[HostTimes]:
         first_launch[of_graph][opens_call] += np.concatenate([delays[-1:], delays[:-1]])
         hosts.append(HostTimes(first_launch[of_graph], later_launches[of_graph]))
     return hosts
+
+
+def _list_call_overheads(
+    graphs: Sequence[Graph], platform: Platform, known: Mapping[str, float]
+) -> Array:
+    """What the call of every operation costs [s]: a row for each field of `CallOverheads`."""
+    classes = join_classes(graphs)
+    overheads = []
+    for operation_class in classes.distinct:
+        # looked up once for each platform
+        key = ("call overheads", operation_class)
+        if key not in platform.memo:
+            platform.memo[key] = find_overheads(known, operation_class)
+        overheads.append(platform.memo[key])
+    of_classes = np.array(overheads).reshape(-1, len(CallOverheads._fields))
+    return np.asarray(of_classes[classes.of_operation].T)
 
 
 def find_overheads(known: Mapping[str, float], operation_class: OperationClass) -> CallOverheads:
