@@ -466,7 +466,8 @@ def _merge(graph: Graph, phases: Container[str]) -> _Kernels:
 
 
 def _describe_loops(graph: Graph, phases: Container[str]) -> bytes:
-    """The sizes on which it depends what is merged: those of loops and sums."""
+    """The sizes on which it depends what is merged: those of loops and sums, and what these read and
+    write."""
     compiled = _find_compiled(graph, phases)
     merged = [
         position
@@ -474,17 +475,17 @@ def _describe_loops(graph: Graph, phases: Container[str]) -> bytes:
         if compiled[position] and _can_be_merged(label)
     ]
     sizes = [vars(graph.features)[name][merged] for name in ("elements", "rows", "n")]
-    sums = np.isin(graph.accesses.operation, merged)
-    return np.concatenate([*sizes, graph.accesses.nbytes[sums]]).tobytes()
+    touched = graph.accesses.find_of(np.array(merged, dtype=np.intp))
+    return np.concatenate([*sizes, graph.accesses.nbytes[touched]]).tobytes()
 
 
 def _apply_kernels(
     kernels: _Kernels, graph: Graph, phases: Container[str], *, pads_products: bool
 ) -> Graph:
     """A graph with merged operations."""
-    sizes = np.array([len(members) for members in kernels.members], int)
+    counts = np.array([len(members) for members in kernels.members], int)
     members = np.array([*chain.from_iterable(kernels.members)], int)
-    starts = np.cumsum(sizes) - sizes
+    starts = np.cumsum(counts) - counts
     heads = members[starts]
 
     def take_largest(values: np.ndarray) -> np.ndarray:
@@ -494,19 +495,8 @@ def _apply_kernels(
     features = graph.features.change(take_largest)
     columns = {name: take_largest(values) for name, values in graph.columns.items()}
     accesses = _list_accesses(kernels.slots, graph)
-    # relative to the first configuration
-    growth = [sizes / max(sizes[0], 1.0) for sizes in graph.buffers]
     if columns:
-        for kernel in np.flatnonzero(sizes > 1).tolist():
-            touched = accesses.find_of(np.array([kernel]))
-            columns["traffic"][kernel] = sum(
-                nbytes * growth[buffer]
-                for buffer, nbytes in zip(
-                    accesses.buffer[touched].tolist(),
-                    accesses.nbytes[touched].tolist(),
-                    strict=True,
-                )
-            )
+        _add_up_traffic(columns["traffic"], np.flatnonzero(counts > 1), accesses, graph)
     _count_host_calls(features, graph, kernels.labels, kernels.is_compiled, phases)
     dtypes = tuple(graph.dtypes[head] for head in heads) if graph.dtypes else ()
     if pads_products:
@@ -522,6 +512,20 @@ def _apply_kernels(
         columns=columns,
         execution="compiled",
     )
+
+
+def _add_up_traffic(
+    traffic: np.ndarray, merged: np.ndarray, accesses: Accesses, graph: Graph
+) -> None:
+    """Set the traffic of merged kernels in several configurations, whose buffers grow as those of
+    the graph, from their accesses in the first one."""
+    growth = [nbytes / max(nbytes[0], 1.0) for nbytes in graph.buffers]
+    for kernel in merged.tolist():
+        touched = accesses.find_of(np.array([kernel]))
+        buffers, nbytes = accesses.buffer[touched].tolist(), accesses.nbytes[touched].tolist()
+        traffic[kernel] = sum(
+            first * growth[buffer] for buffer, first in zip(buffers, nbytes, strict=True)
+        )
 
 
 def _list_accesses(slots: Sequence[_Slot], graph: Graph) -> Accesses:
@@ -653,8 +657,10 @@ def execute(
             )
         if execution == "compiled" and graph.execution != "compiled":
             # ranks whose tables differ in sizes share all that else decides what is merged
-            shared = (graph.labels, graph.accesses.operation, graph.accesses.buffer, graph.waits)
-            key = (*map(id, shared), _describe_loops(graph, _PHASES))
+            accesses = graph.accesses
+            shared = (graph.labels, accesses.operation, accesses.buffer, accesses.is_write)
+            ids = [id(part) for part in (*shared, graph.waits)]
+            key = (*ids, _describe_loops(graph, _PHASES))
             if key not in known:
                 known[key] = _merge(graph, _PHASES)
             executed[graph] = _apply_kernels(
