@@ -209,7 +209,7 @@ class UNet(nn.Module):
         self.middle = Unit(channels, channels, attends=True)
         self.after_middle = ResidualBlock(channels, channels)
         self.up = nn.ModuleList()
-        for stage, width in reversed([*enumerate(WIDTHS)]):
+        for stage, width in reversed(list(enumerate(WIDTHS))):
             for _ in range(3):
                 self.up.append(Unit(channels + kept.pop(), width, attends=stage < last))
                 channels = width

@@ -70,7 +70,7 @@ class SSD300(nn.Module):
                     _make_unit(inputs, between, 1), _make_unit(between, outputs, 3, stride, pad)
                 )
             )
-        sizes = [*zip(CHANNELS, BOXES, strict=True)]
+        sizes = list(zip(CHANNELS, BOXES, strict=True))
         self.boxes = nn.ModuleList(nn.Conv2d(c, BOX * n, 3, padding=1) for c, n in sizes)
         self.classes = nn.ModuleList(nn.Conv2d(c, CLASSES * n, 3, padding=1) for c, n in sizes)
 
