@@ -9,7 +9,13 @@ import pytest
 
 from perfkit.exploration.strategies import explore
 from perfkit.ground.files import find_reference
-from perfkit.models.experts import Imbalance, busiest_rank, dispatched_bytes, reached_groups
+from perfkit.models.experts import (
+    Imbalance,
+    busiest_rank,
+    dispatched_bytes,
+    reached_groups,
+    share_tokens,
+)
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import GROUPED_SHARES, find_stand_in
@@ -93,13 +99,52 @@ def test_tokens_sent_once_cross_nodes_once() -> None:
 
 def test_the_busiest_rank_has_its_share_of_the_tokens() -> None:
     counts = Imbalance(counts=(4.0, 2.0, 1.0, 1.0))
-    assert busiest_rank(counts, 4, 4) == 2.0
-    assert busiest_rank(counts, 4, 2) == 1.5
-    assert busiest_rank(counts, 4, 1) == 1.0
+    assert busiest_rank(counts, 4, 4, top_k=1) == 2.0
+    assert busiest_rank(counts, 4, 2, top_k=1) == 1.5
+    assert busiest_rank(counts, 4, 1, top_k=1) == 1.0
     # one expert on a rank: the first of Zipf's law has 1 / (1 + 1/2 + 1/3 + 1/4)
-    assert busiest_rank(Imbalance(exponent=1.0), 4, 4) == pytest.approx(4 / (25 / 12))
-    loads = [busiest_rank(Imbalance(exponent=1.0), 128, ranks) for ranks in (2, 8, 32, 128)]
+    assert busiest_rank(Imbalance(exponent=1.0), 4, 4, top_k=1) == pytest.approx(4 / (25 / 12))
+    loads = [
+        busiest_rank(Imbalance(exponent=1.0), 128, ranks, top_k=1) for ranks in (2, 8, 32, 128)
+    ]
     assert loads == sorted(loads)
+
+
+def test_an_expert_gets_each_token_at_most_once() -> None:
+    """Zipf 2 would give the first of eight experts 65 % of all copies, 1.31 of each token."""
+    law = np.arange(1.0, 9.0) ** -2.0
+    shares = share_tokens(2.0, 8, 2)
+    assert shares[0] == 0.5
+    assert shares[1:] == pytest.approx(0.5 * law[1:] / law[1:].sum())
+    # the second one is above 1/3 once the first is cut, and the third too
+    assert share_tokens(10.0, 8, 3)[:2].tolist() == [1 / 3, 1 / 3]
+    for exponent in (0.0, 0.3, 1.0, 2.0, 10.0):
+        for top_k in range(1, 9):
+            shares = share_tokens(exponent, 8, top_k)
+            assert shares.sum() == pytest.approx(1.0)
+            assert (shares >= 0.0).all()
+            assert shares.max() <= (1.0 + 1e-12) / top_k
+            load = busiest_rank(Imbalance(exponent=exponent), 8, 8, top_k=top_k)
+            assert load <= 8 / top_k * (1.0 + 1e-12)
+    # all experts for each token: the law has nothing to say
+    assert share_tokens(2.0, 8, 8) == pytest.approx(np.full(8, 1 / 8))
+    # what the law gives to nobody twice is as it was
+    assert share_tokens(1.0, 8, 2) == pytest.approx((1 / np.arange(1, 9)) / (761 / 280))
+
+
+def test_measured_counts_that_no_routing_can_give_are_refused() -> None:
+    few = {"experts": 8, "top_k": 2}
+    message = (
+        r"imbalance gives expert 0 1 of all copies .* top_k 2 .* which is 1/2 of the copies; give"
+    )
+    with pytest.raises(ValueError, match=message):
+        replace(MODEL, imbalance=[1.0] + [0.0] * 7, **few)
+    with pytest.raises(ValueError, match=r"expert 2 0\.5556 of all copies"):
+        replace(MODEL, imbalance=[1, 1, 5, 1, 1, 0, 0, 0], **few)
+    assert replace(MODEL, imbalance=[4, 1, 1, 1, 1, 0, 0, 0], **few).spread_of_tokens.counts[0] == 4
+    assert replace(MODEL, imbalance=[1.0] + [0.0] * 7, experts=8, top_k=1)
+    thirds = replace(MODEL, imbalance=[0.1, 0.1, 0.1, 0.0], experts=4, top_k=3)
+    assert not thirds.spread_of_tokens.is_balanced
 
 
 def test_imbalance_makes_messages_and_products_of_the_busiest_rank_longer() -> None:

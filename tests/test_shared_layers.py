@@ -217,7 +217,7 @@ CASES = {
         Strategy(dp=2, ep=2),
         repeat(2, MLP, "all_to_all", 2 * 2 * WHOLE / 2),
         repeat(2, MLP, "all_to_all", 2 * 2 * WHOLE / 2),
-        {**EXPERTS, "imbalance": (3.0, 5.0, 0.0, 0.0)},
+        {**EXPERTS, "imbalance": (4.0, 4.0, 0.0, 0.0)},
     ),
     "experts with room": Case(
         Strategy(dp=2, ep=2),

@@ -166,7 +166,7 @@ class Imbalance(NamedTuple):
         return self.exponent == 0.0 and not self.counts
 
 
-def busiest_rank(imbalance: Imbalance, experts: int, ranks: int) -> float:
+def busiest_rank(imbalance: Imbalance, experts: int, ranks: int, *, top_k: int) -> float:
     r"""Tokens of the busiest rank over those of the average one.
 
     Parameters
@@ -177,6 +177,8 @@ def busiest_rank(imbalance: Imbalance, experts: int, ranks: int) -> float:
         Experts of a layer [-].
     ranks : int
         Ranks that share them; they divide the experts [-].
+    top_k : int
+        Different experts of a token [-].
 
     Returns
     -------
@@ -187,21 +189,65 @@ def busiest_rank(imbalance: Imbalance, experts: int, ranks: int) -> float:
     -----
     Measured counts lie on ranks in their order, equally many experts on each. Which experts Zipf's
     law makes busy is not known: the load is the mean over 256 random places, the same in each call.
+    Shares of experts are those of `share_tokens`.
 
     Examples
     --------
-    >>> busiest_rank(Imbalance(counts=(4.0, 2.0, 1.0, 1.0)), 4, 2)
+    >>> busiest_rank(Imbalance(counts=(4.0, 2.0, 1.0, 1.0)), 4, 2, top_k=1)
     1.5
-    >>> busiest_rank(Imbalance(exponent=1.0), 128, 1)
+    >>> busiest_rank(Imbalance(exponent=1.0), 128, 1, top_k=8)
     1.0
-    >>> round(busiest_rank(Imbalance(exponent=1.0), 128, 8), 2)
+    >>> round(busiest_rank(Imbalance(exponent=1.0), 128, 8, top_k=2), 2)
     2.23
     """
     if imbalance.is_balanced or ranks == 1:
         return 1.0
     if imbalance.counts:
         return _find_largest_share(np.array([imbalance.counts]), ranks)
-    return _average_places(imbalance.exponent, experts, ranks)
+    return _average_places(imbalance.exponent, experts, ranks, top_k)
+
+
+def share_tokens(exponent: float, experts: int, top_k: int) -> np.ndarray:
+    r"""Shares of all copies of tokens that experts get by Zipf's law, the busiest expert first.
+
+    Parameters
+    ----------
+    exponent : float
+        Exponent of the law [-].
+    experts : int
+        Experts of a layer [-].
+    top_k : int
+        Different experts of a token, at most `experts` [-].
+
+    Returns
+    -------
+    shares : array
+        One for each expert; their sum is 1 [-].
+
+    Notes
+    -----
+    The experts of a token are different ones, so that an expert gets each token at most once: at
+    most 1 / `top_k` of all copies. Shares of the law, :math:`p_r \propto r^{-s}`, that are larger are
+    cut there, and the others get the rest by the same law, until none is larger.
+
+    Examples
+    --------
+    Two of eight experts for each token; the busiest would get 65 % of all copies:
+
+    >>> share_tokens(2.0, 8, 2).round(3).tolist()
+    [0.5, 0.237, 0.105, 0.059, 0.038, 0.026, 0.019, 0.015]
+    """
+    most = 1.0 / top_k
+    law = np.arange(1.0, experts + 1.0) ** -exponent
+    shares = law / law.sum()
+    cut = 0
+    while cut < top_k and shares[cut] > most:
+        cut += 1
+        shares[:cut] = most
+        rest = law[cut:].sum()
+        if rest > 0.0:
+            shares[cut:] = (1.0 - cut * most) * law[cut:] / rest
+    return shares
 
 
 def _find_largest_share(tokens: np.ndarray, ranks: int) -> float:
@@ -213,9 +259,9 @@ def _find_largest_share(tokens: np.ndarray, ranks: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _average_places(exponent: float, experts: int, ranks: int) -> float:
+def _average_places(exponent: float, experts: int, ranks: int, top_k: int) -> float:
     """Mean load of the busiest rank over random places of experts by Zipf's law [-]."""
-    tokens = np.arange(1.0, experts + 1.0) ** -exponent
+    tokens = share_tokens(exponent, experts, top_k)
     rng = np.random.default_rng(0)
     places = np.array([rng.permutation(tokens) for _ in range(_PLACES)])
     return _find_largest_share(places, ranks)

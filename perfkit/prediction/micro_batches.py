@@ -220,7 +220,8 @@ def find_loads(model: Transformer, s: Strategy) -> Array:
         return loads
     for ranks in np.unique(ep).tolist():
         if model.experts % ranks == 0:
-            loads = np.where(ep == ranks, busiest_rank(imbalance, model.experts, int(ranks)), loads)
+            load = busiest_rank(imbalance, model.experts, int(ranks), top_k=model.top_k)
+            loads = np.where(ep == ranks, load, loads)
     return loads
 
 

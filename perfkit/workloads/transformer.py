@@ -166,8 +166,11 @@ class Transformer:
         dropped or padded (MegaBlocks, arXiv:2211.15841) [-].
     imbalance : float or sequence of float
         How tokens are spread over experts: 0 for equally, the exponent of Zipf's law, or the tokens
-        that each expert got, as they were measured. The rank that gets most decides how long a
-        layer takes, with a `Strategy` whose ranks share experts [-].
+        that each expert got, as they were measured. An expert gets each token at most once, so at
+        most 1 / `top_k` of all copies: larger shares of the law are cut there and spread over the
+        other experts by the law, see `perfkit.models.experts.share_tokens`; larger measured shares
+        are refused. The rank that gets most decides how long a layer takes, with a `Strategy` whose
+        ranks share experts [-].
     fused_permutation : bool
         Whether the kernel that brings the results of experts into the order of tokens also weights
         and adds them, as Megatron's ``--moe-permute-fusion``; else the weights are a kernel of their
@@ -250,16 +253,17 @@ class Transformer:
         for key in ("kv_heads", "head_width", "inner", "experts"):
             count = check_positive(key, getattr(self, key), integer=True, zero=True)
             set_fields(self, **{key: count})
+        top_k = check_positive("top_k", self.top_k, integer=True, maximum=self.experts or 1)
         set_fields(
             self,
             accumulate=accumulate,
-            top_k=check_positive("top_k", self.top_k, integer=True, maximum=self.experts or 1),
+            top_k=top_k,
             vocabulary_multiple=check_positive(
                 "vocabulary_multiple", self.vocabulary_multiple, integer=True, maximum=2**20
             ),
             capacity=check_positive("capacity", self.capacity, maximum=1e3),
             dropout=check_positive("dropout", self.dropout, maximum=1.0, zero=True),
-            imbalance=_check_imbalance(self.imbalance, self.experts),
+            imbalance=_check_imbalance(self.imbalance, self.experts, top_k),
         )
         check_type("parallel", self.parallel, str)
         if self.parallel == "hsdp":
@@ -476,7 +480,7 @@ class Transformer:
         return record_structure(_record, self, _OPEN, ranks, accelerator)
 
 
-def _check_imbalance(imbalance: Any, experts: int) -> float | tuple[float, ...]:
+def _check_imbalance(imbalance: Any, experts: int, top_k: int) -> float | tuple[float, ...]:
     """Check how tokens are spread over experts: an exponent, or a count for each expert."""
     if isinstance(imbalance, str) or not isinstance(imbalance, Sequence):
         return check_positive("imbalance", imbalance, zero=True, maximum=10.0)
@@ -488,6 +492,13 @@ def _check_imbalance(imbalance: Any, experts: int) -> float | tuple[float, ...]:
     counts = tuple(check_positive("imbalance", count, zero=True) for count in imbalance)
     if not sum(counts):
         raise ValueError("imbalance has no tokens; give the tokens that each expert got")
+    most = max(counts) / sum(counts)
+    if most > (1.0 + 1e-9) / top_k:
+        raise ValueError(
+            f"imbalance gives expert {counts.index(max(counts))} {most:.4g} of all copies of tokens; with "
+            f"top_k {top_k} an expert gets each token at most once, which is 1/{top_k} of the copies; give "
+            "counts of one layer with this top_k, or an exponent of Zipf's law"
+        )
     return counts
 
 
