@@ -229,7 +229,7 @@ def test_a_tree_of_flags_by_hand() -> None:
     links = {"ranks_per_node": 2, "nodes": 2, "beta_intra": 1e-11, "beta_rail": 2e-11}
     both = 1e-5 * 2 ** (1 / h.OVERLAP)
     time = h.pipelined_tree(1e6, start_up=4 * both, expansion=4.0, **links)
-    assert time == pytest.approx(4 * both * 2 ** (1 / h.PIPELINE))
+    assert time == pytest.approx(4 * both * 2 ** (1 / 0.6))
     assert h.pipelined_tree(0.0, start_up=8e-5, **links) == pytest.approx(8e-5)
 
 

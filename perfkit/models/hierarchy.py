@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values, check_choice
-from perfkit.models.collectives import COLLECTIVES, find_collective
+from perfkit.models.collectives import COLLECTIVES, find_collective, pipelined
 from perfkit.models.roofline import smooth_maximum
 
 #: Sharpness of the overlap of links inside nodes with those between them [-]; docs/formulas.md,
@@ -32,9 +32,6 @@ LINES = {"call": 14e-6, "near": 1.25e-6, "alpha_rail": 8.5e-6}
 #: Times the bytes that lines of 128 B with 120 B of the message send [-]; docs/formulas.md, table
 #: 1.2.
 LINE = 128.0 / 120.0
-#: Sharpness of the crossover from hops to bytes in a tree, as in
-#: `perfkit.models.collectives.pipelined` [-].
-PIPELINE = 0.6
 #: Messages of all ranks of a node to a rank of another one go together if each of them is no longer
 #: than this chunk [B]; docs/formulas.md, table 1.2.
 CHUNK_OF_MESSAGES = 131072.0
@@ -246,9 +243,9 @@ def pipelined_tree(
        \tfrac{g-1}{g} \beta_i\right)^Q + \left(2 \tfrac{N-1}{N} \tfrac{\beta_r}{g}\right)^Q\right]^{1/Q}
 
     with q = 0.6 of `perfkit.models.collectives.pipelined` and Q of `overlap_levels`; nothing was
-    fitted. The faster of both protocols, beside one in chunks, gives all_reduces of 1 MiB to 1 GiB
-    on 16 and 64 H100 of one cluster and of 8 B to 1 GiB on 32 of another: docs/formulas.md, table
-    1.2.
+    fitted. The fastest of both protocols and of the one in chunks errs in mean by 17 and 10 % on
+    all_reduces of 1 MiB to 8 GiB on 16 and 64 H100 of one cluster, by 7 % on those of 8 B to 8 GiB
+    on 32 of another: docs/formulas.md, table 1.2.
 
     References
     ----------
@@ -268,7 +265,7 @@ def pipelined_tree(
     inside = 2.0 * (ranks_per_node - 1) / ranks_per_node * beta_intra
     between = 2.0 * (nodes - 1) / nodes * beta_rail / ranks_per_node
     beta = expansion * smooth_maximum(inside, between, sharpness=OVERLAP)
-    return smooth_maximum(start_up, beta * nbytes, sharpness=PIPELINE)
+    return pipelined(nbytes, alpha=start_up, beta=beta)
 
 
 @closed_form()

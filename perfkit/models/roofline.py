@@ -309,9 +309,9 @@ def attention_work(
     >>> float(attention_work(100.0, 150, 2048, head_multiple=32))
     128.0
     """
-    fine = round_up(width, head_multiple)
-    coarse = round_up(width, max(head_multiple, 64.0))
-    padded = np.maximum(fine, coarse * (width > 128))
+    narrow = round_up(width, head_multiple)
+    wide = round_up(width, max(head_multiple, 64.0))
+    padded = np.where(width > 128, np.maximum(narrow, wide), narrow)
     return flops * ((padded + softmax_width) / width) * (1.0 + diagonal / keys)
 
 
