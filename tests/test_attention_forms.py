@@ -196,6 +196,20 @@ def test_caps_that_no_law_covers_are_refused(platform: str, watts: float, messag
         pk.load_platform(platform).with_power(watts)
 
 
+def test_a_second_cap_is_refused() -> None:
+    """500 W of 500 W would be 0.863 of 0.863."""
+    capped = H100.with_power(500)
+    for slower in (capped, H100.with_scale(peak=0.9)):
+        with pytest.raises(ValueError, match="its clock is lower already; cap the platform"):
+            slower.with_power(500)
+
+
+def test_a_cap_that_leaves_nothing_for_the_clock_stops_it() -> None:
+    """A fifth of the power does not depend on the clock."""
+    assert capped_clock(0.1) == 0.0
+    assert capped_clock(np.array([0.1, 1.0])).tolist() == [0.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("system", "share"), [("mi300x", 0.511), ("mi355x", 0.622), ("tpu-v5e", 0.9), ("l40s", None)]
 )

@@ -103,7 +103,8 @@ def capped_clock(power: Values, *, idle_share: float = 0.2) -> Values:
     Returns
     -------
     clock : same kind as `power`
-        Clock, and so the rate of arithmetic, of work that draws the full power [-].
+        Clock, and so the rate of arithmetic, of work that draws the full power; 0 where the cap
+        leaves nothing for the clock [-].
 
     Notes
     -----
@@ -121,7 +122,8 @@ def capped_clock(power: Values, *, idle_share: float = 0.2) -> Values:
     >>> round(float(capped_clock(500 / 700)), 3)
     0.863
     """
-    return ((power - idle_share) / (1.0 - idle_share)) ** (1.0 / 3.0)
+    power_of_clock = np.maximum(power - idle_share, 0.0)
+    return (power_of_clock / (1.0 - idle_share)) ** (1.0 / 3.0)
 
 
 #: Terms by name: how many units of each an operation has, from its sizes; the fitted parameter is

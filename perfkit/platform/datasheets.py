@@ -127,19 +127,19 @@ def read_datasheet(system: str) -> Datasheet:
     return Datasheet(system, device, links, products, found.get(("power", "")))
 
 
-def find_power(device: Device) -> Quantity | None:
-    """Find the most that a device draws, in its datasheet; None where none states it [W]."""
+def find_datasheet(device: Device) -> Datasheet | None:
+    """Find the datasheet of a device by the name of the device; None where there is none."""
     for sheet in map(read_datasheet, list_datasheets()):
         if sheet.device.name == device.name:
-            return sheet.power
+            return sheet
     return None
 
 
 def find_adapter(platform: str, device: Device) -> Link:
     """Find the link between nodes in the datasheet of the device of a platform."""
-    for sheet in map(read_datasheet, list_datasheets()):
-        if sheet.device.name == device.name and "NIC" in sheet.links:
-            return Link(sheet.links["NIC"], HOP, ADAPTERS)
+    sheet = find_datasheet(device)
+    if sheet is not None and "NIC" in sheet.links:
+        return Link(sheet.links["NIC"], HOP, ADAPTERS)
     such = ".with_link('inter', bandwidth=50e9, latency=1e-6).with_nodes(2) for 400 Gb/s per rank"
     raise ValueError(
         f"platform {platform!r} knows nothing between nodes; add a link first, such as {such}"

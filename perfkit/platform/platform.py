@@ -517,7 +517,8 @@ class Platform(Machine, Reported):
         Raises
         ------
         ValueError
-            For a device whose datasheet states no power, and for a cap outside that range.
+            For a device whose datasheet states no power, for a cap outside that range, and for a
+            platform whose arithmetic is slower than its datasheet, as with a cap.
 
         Examples
         --------

@@ -16,7 +16,7 @@ from perfkit.platform.datasheets import (
     ADAPTERS,
     Datasheet,
     find_adapter,
-    find_power,
+    find_datasheet,
 )
 from perfkit.platform.machine import Machine
 
@@ -30,6 +30,9 @@ SAME_LINK_SPREAD, START_SPREAD = 0.06, 0.3
 SPREAD_AT = (0.46 / START_SPREAD) ** 5
 #: Spread per logarithm of a change of bandwidth or latency [-]; docs/formulas.md, table 1.4.
 SCALE_SPREAD = 0.3
+#: Least cap over the power of the datasheet for which the law of clocks holds [-]; docs/formulas.md,
+#: table 2.4.
+LEAST_POWER = 0.7
 #: Resources of a platform.
 RESOURCES = ("peak", "memory", "cache", *LINKS, "latency", "host")
 #: The resource that a fitted time depends on, by the start of its name: of most forms, and of sums
@@ -313,33 +316,35 @@ def with_scale(platform: P, **scales: float) -> P:
     return replace(with_slower_host, name=scaled.name)
 
 
-#: Least cap over the power of the datasheet for which the law of clocks holds [-]; docs/formulas.md,
-#: table 2.4.
-LEAST_POWER = 0.7
-
-
 def with_power(platform: P, watts: float) -> P:
     """A power cap, see `Platform.with_power`."""
     watts = check_positive("watts", watts)
-    full = find_power(platform.device)
+    sheet = find_datasheet(platform.device)
     advice = "scale the arithmetic by hand, such as .with_scale(peak=0.9)"
-    if full is None:
+    if sheet is None or sheet.power is None:
         raise ValueError(
             f"platform {platform.name!r}: no datasheet states the power of {platform.device.name}; {advice}"
         )
+    full = sheet.power
     if not LEAST_POWER * full.value <= watts <= full.value:
         raise ValueError(
             f"watts is {watts:g}; it must be from {LEAST_POWER * full.value:g} to {full.value:g}, the power of "
             f"{platform.device.name}, where clocks follow the law of `capped_clock`; {advice}"
         )
+    for dtype, peak in platform.device.peaks.items():
+        stated = sheet.device.peaks.get(dtype)
+        if stated is not None and peak.value < stated.value:
+            raise ValueError(
+                f"platform {platform.name!r} reaches {format_rate(peak.value, 'FLOP/s')} in {dtype} and its "
+                f"datasheet states {format_rate(stated.value, 'FLOP/s')}: its clock is lower already; "
+                "cap the platform that it was made from"
+            )
     clock = float(capped_clock(watts / full.value))
     change = f"power cap of {watts:g} W"
     slower = with_scale(platform, peak=clock)
-    provenance = {
-        **slower.provenance,
-        "changes": "; ".join(filter(None, (platform.provenance.get("changes"), change))),
-    }
-    return replace(slower, name=f"{platform.name}, {change}", provenance=provenance)
+    # the cap is the change, not the scale of its arithmetic
+    slower = replace(slower, name=platform.name, provenance=platform.provenance)
+    return derive(slower, f"{platform.name}, {change}", change)
 
 
 class _Speeds(NamedTuple):
