@@ -165,6 +165,36 @@ def test_imbalance_makes_messages_and_products_of_the_busiest_rank_longer() -> N
         replace(MODEL, imbalance=-1.0)
 
 
+def test_counts_of_tokens_may_be_an_array() -> None:
+    assert replace(MODEL, imbalance=np.arange(16)).imbalance == tuple(range(16))
+    with pytest.raises(ValueError, match="imbalance is b'1234567890123456'; it must be a number"):
+        replace(MODEL, imbalance=b"1234567890123456")  # type: ignore[arg-type]
+
+
+def test_what_only_experts_have_is_refused_without_them() -> None:
+    dense = replace(MODEL, experts=0, top_k=1)
+    with pytest.raises(ValueError, match=r"imbalance is 0\.5 and the model has no experts; give"):
+        replace(dense, imbalance=0.5)
+    with pytest.raises(ValueError, match="cannot share experts of the model, 0"):
+        predict(dense, CLUSTER, strategy=Strategy(dp=16, etp=2))
+    with keep_quiet():
+        assert predict(dense, CLUSTER, strategy=Strategy(dp=16, etp=1)).time > 0
+
+
+def test_tokens_are_sent_once_over_links_that_are_known() -> None:
+    """Collectives may be measured where no link is stated."""
+    cluster = load_platform(CLUSTER)
+    strategy = Strategy(dp=16, ep=16, dispatch="once")
+    for name, link in (("intra", "inter"), ("inter", "intra")):
+        links = {link: cluster.network.links[link]}
+        platform = replace(cluster, network=replace(cluster.network, links=links))
+        with (
+            keep_quiet(),
+            pytest.raises(ValueError, match=f"knows no {name} link, whose bandwidth"),
+        ):
+            predict(MODEL, platform, strategy=strategy)
+
+
 # What a rank does.
 
 

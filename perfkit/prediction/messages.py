@@ -8,7 +8,7 @@ from perfkit.ground.units import Array
 from perfkit.models.experts import dispatched_bytes
 from perfkit.platform.collective_costs import CollectiveCost
 from perfkit.platform.platform import Platform
-from perfkit.prediction.ranks import find_group_cost
+from perfkit.prediction.ranks import find_group_cost, find_link_of_dispatch
 
 
 class Layout(NamedTuple):
@@ -122,7 +122,7 @@ class MessageTimes:
         ranks = np.asarray(count, dtype=int)
         of_node = np.minimum(np.maximum(network.ranks_per_node // np.asarray(stride), 1), ranks)
         nodes = -(-ranks // of_node.astype(int))
-        inside = network.links["intra"].bandwidth.value
+        inside = find_link_of_dispatch(self.platform, "intra").bandwidth.value
         between = inside
         if "inter" in network.links:
             between = network.links["inter"].bandwidth.value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from perfkit.fitting import Iteration
+from perfkit.ground.hardware import Link
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
 from perfkit.models.experts import DISPATCH
 from perfkit.platform.nodes import advise_nodes
@@ -441,6 +442,34 @@ def find_group_cost(
     return cost
 
 
+def find_link_of_dispatch(platform: Platform, name: str) -> Link:
+    """Find a link of which bandwidth and latency price tokens that are sent once.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where they are sent.
+    name : str
+        ``intra`` inside nodes, ``inter`` between them [-].
+
+    Returns
+    -------
+    link : Link
+        The link.
+
+    Raises
+    ------
+    ValueError
+        For a platform that does not know it.
+    """
+    if name not in platform.network.links:
+        raise ValueError(
+            f"dispatch is 'once', and platform {platform.name!r} knows no {name} link, whose bandwidth "
+            f"prices it; take dispatch='all_to_all', or state network.links.{name} in its file"
+        )
+    return platform.network.links[name]
+
+
 def _choose_group_cost(
     platform: Platform, operation: str, count: int, nodes: int, most: int, regions: int
 ) -> "CollectiveCost":
@@ -455,12 +484,11 @@ def _choose_group_cost(
                 "dispatch is 'once' among ranks of several regions, whose links it does not know; "
                 "take dispatch='all_to_all', or an ep that stays in a region"
             )
-        links = platform.network.links
-        latency = links["intra"].latency.value
+        inside = find_link_of_dispatch(platform, "intra")
         if nodes == 1:
-            return SentOnce(links["intra"].bandwidth.value, latency)
-        latency += links["inter"].latency.value
-        return SentOnce(links["inter"].bandwidth.value, latency)
+            return SentOnce(inside.bandwidth.value, inside.latency.value)
+        between = find_link_of_dispatch(platform, "inter")
+        return SentOnce(between.bandwidth.value, inside.latency.value + between.latency.value)
     if regions > 1:
         local = -(-count // regions)
         inside: CollectiveCost = NoExchange()

@@ -556,10 +556,13 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     spread = spread_chunks(model.layers, s)
     first_fits = np.logical_not(stated.first) | (spread.first >= 0)
     last_fits = np.logical_not(stated.last) | (spread.last >= 0)
+    experts_divide = (s.ep == 1) | ((model.experts or 1) % s.ep == 0)
+    # ranks share the products of experts that are there
+    has_products = np.less_equal(s.etp, 1) | (model.experts > 0)
     return {
         "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
-        "experts": (s.ep == 1) | ((model.experts or 1) % s.ep == 0),
+        "experts": experts_divide & has_products,
         "batch": is_whole & (np.logical_not(interleaves) | stages_divide),
         "layers": enough & first_fits & last_fits,
     }

@@ -482,8 +482,15 @@ class Transformer:
 
 def _check_imbalance(imbalance: Any, experts: int, top_k: int) -> float | tuple[float, ...]:
     """Check how tokens are spread over experts: an exponent, or a count for each expert."""
-    if isinstance(imbalance, str) or not isinstance(imbalance, Sequence):
-        return check_positive("imbalance", imbalance, zero=True, maximum=10.0)
+    if isinstance(imbalance, np.ndarray):
+        imbalance = imbalance.tolist()
+    if isinstance(imbalance, str | bytes) or not isinstance(imbalance, Sequence):
+        exponent: float = check_positive("imbalance", imbalance, zero=True, maximum=10.0)
+        if exponent and not experts:
+            raise ValueError(
+                f"imbalance is {exponent:g} and the model has no experts; give experts, or leave imbalance out"
+            )
+        return exponent
     if len(imbalance) != experts:
         raise ValueError(
             f"imbalance has {len(imbalance)} counts and the model {experts} experts; "
