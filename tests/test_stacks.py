@@ -69,6 +69,7 @@ def test_every_stack_has_a_source_and_names_that_are_known() -> None:
     [
         ({"mixed": "half"}, "mixed is 'half'"),
         ({"fp8_recipe": "int8"}, "fp8_recipe is 'int8'"),
+        ({"reduce_dtype": "fp8"}, "reduce_dtype is 'fp8'; known are '', fp64"),
         ({"zero": 4}, "zero is 4"),
         ({"graphs": 1}, "graphs"),
         ({"name": "a.b"}, "no dot"),
@@ -83,6 +84,8 @@ def test_wrong_facts_are_refused(change: dict[str, object], text: str) -> None:
 def test_an_unknown_stack_names_those_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"stack is 'megatron-lm'.*megatron-te"):
         pk.predict(GPT, "h100-sxm-8", stack="megatron-lm")
+    with pytest.raises(ValueError, match="strategy is 3; it must be a Strategy"):
+        pk.predict(GPT, "h100-sxm-8", strategy=3, stack="megatron")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -440,7 +440,8 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
         f"; did you mean {close!r}?"
         for close in begun or get_close_matches(given.lower(), known, n=1)
     ]
-    listed = escape(", ".join(known) or "none", 1000)
+    named = [choice or "''" for choice in known]  # where none is a choice, too
+    listed = escape(", ".join(named) or "none", 1000)
     raise ValueError(f"{name} is {show(value)}; known are {listed}{''.join(hints[:1])}")
 
 

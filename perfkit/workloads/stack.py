@@ -347,6 +347,7 @@ def apply_stack(
     Software that keeps fp32 masters or buffers of gradients beside a whole model is priced as a
     strategy, also where none is given.
     """
+    check_type("strategy", strategy, Strategy | None)
     check_type("execution", execution, str | None)
     if stack is None:
         return _choose_usual(workload, strategy, execution)
