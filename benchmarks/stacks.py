@@ -19,7 +19,6 @@ from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import binom
 
 from benchmarks import gpu_context, scale
 from benchmarks.helpers.command import WRITE, command
@@ -322,6 +321,8 @@ def tabulate_sets(
 def find_counts(steps: int, share: float) -> tuple[int, int]:
     """Smallest and largest count in the central 95 % of a binomial distribution, which takes steps
     as independent."""
+    from scipy.stats import binom  # it asks for torch, which those who collect tests may lack
+
     low, high = binom.ppf([0.025, 0.975], steps, share)
     return int(low), int(high)
 

@@ -431,6 +431,8 @@ class Recorder(TorchDispatchMode):
         other_dimensions = [0, *range(2, dy.dim())]
         summed = [dy, other_dimensions, False, None]
         self._append(_SUM, summed, [dy], gradient_of_bias, module)
+        if wanted[0] or wanted[1]:
+            self._host_calls[-1] = self._host_calls[-1]._replace(calls=0)
 
     def _note_partners(self, values: Sequence[Any]) -> None:
         """Note which tensors of the lists of an operation belong together: those with the same
