@@ -10,13 +10,14 @@ import pytest
 import perfkit as pk
 from perfkit.prediction.uncertainty import NOT_TIMED, is_timed_function
 from perfkit.workloads import layer_types
-from perfkit.workloads.blocks import RankShare, record_part
+from perfkit.workloads.blocks import record_part
 from perfkit.workloads.columns import FEATURES, HostCalls, OperationSizes
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.layer_types import Linear, Relu, start_backward
 from perfkit.workloads.layers import embedding_bags
 from perfkit.workloads.measured_functions import MEASURED_FUNCTIONS
 from perfkit.workloads.operations import ATTENTION, NT, Tensor, Weight
+from perfkit.workloads.rank_share import RankShare
 from perfkit.workloads.tape import Layer, Tape
 
 

@@ -20,8 +20,9 @@ from perfkit.prediction.micro_batches import size_micro_batch
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
 from perfkit.prediction.strategies import NEAR, PARTS, price_strategies
-from perfkit.workloads.blocks import RankShare, record_forward
+from perfkit.workloads.blocks import record_forward
 from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.rank_share import RankShare
 from perfkit.workloads.strategy import Strategy, list_fits, spread_chunks
 from perfkit.workloads.tape import Tape
 from perfkit.workloads.transformer import Transformer

@@ -30,7 +30,7 @@ from perfkit.prediction.breakdown import RESOURCES
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import NEAR, PARTS, price_strategies
 from perfkit.sharding.planner import InfeasibleError, shard
-from perfkit.workloads.blocks import UNFUSED
+from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan

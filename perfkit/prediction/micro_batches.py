@@ -26,12 +26,13 @@ from perfkit.prediction.ranks import RankTimes
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.prediction.strategy_records import REGIONS, ByRegion, Quantity, Work, map_arrays
 from perfkit.prediction.tiles import expose_tiles, find_tiled_messages
-from perfkit.workloads.blocks import SHARING_EXPERT, RankShare, record_part
+from perfkit.workloads.blocks import record_part
 from perfkit.workloads.columns import Accesses, Features, HostCalls, OperationSizes
 from perfkit.workloads.execution import HANDED, execute
 from perfkit.workloads.graph import STAGE_HOST, Graph, KernelKey, Label
 from perfkit.workloads.iteration import fill_buckets
 from perfkit.workloads.operations import CAST_ONCE
+from perfkit.workloads.rank_share import SHARING_EXPERT, RankShare
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer

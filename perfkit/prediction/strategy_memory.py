@@ -13,7 +13,7 @@ from perfkit.prediction.kept import BackwardMoments, Moments
 from perfkit.prediction.micro_batches import Sizes, count_words, fuses_sums, keeps_fp8
 from perfkit.prediction.strategy_case import Case, average_owners
 from perfkit.prediction.strategy_records import map_arrays
-from perfkit.workloads.blocks import UNFUSED
+from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer

@@ -11,23 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.workloads import layers
+from perfkit.workloads.attention_blocks import attend
 from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph, step
 from perfkit.workloads.layer_types import (
     Add,
-    Attention,
     Gelu,
-    Multiply,
-    Permute,
-    Reorder,
-    Silu,
-    Softmax,
-    Unpermute,
-    split,
 )
 from perfkit.workloads.layers import MLPParallelism
+from perfkit.workloads.mlp_blocks import feed_forward, mix_experts
 from perfkit.workloads.operations import Tensor, Weight
+from perfkit.workloads.rank_share import RankShare, exchange_tokens, project
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import (
     ITEMSIZE,
@@ -39,74 +34,14 @@ from perfkit.workloads.tape import (
     fill_bucket,
 )
 
-#: Kinds of attention that store the scores in memory.
-UNFUSED = ("eager", "math")
 #: Ways to train on several ranks. Ranks share nothing; states of the optimizer; gradients too;
 #: weights too.
 PARALLEL = ("ddp", "zero1", "zero2", "fsdp")
 #: What replicas exchange: gradients in the buckets of DistributedDataParallel, or shards of weights
 #: and gradients.
 EXCHANGES = ("buckets", "shards")
-#: Communicator of ranks that share products of an expert; that of ranks that share layers is 0.
-SHARING_EXPERT = 3
 #: Sizes that times on a GPU depend on.
 _TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes")
-
-
-class RankShare(NamedTuple):
-    """What one rank works on, and how many ranks share each part of the work.
-
-    Parameters
-    ----------
-    batch, sequence : int or array
-        Sequences of a micro-batch, and tokens of each sequence on this rank [-].
-    tensor : int or array
-        Ranks that share the products of a layer [-].
-    rows : int or array
-        Ranks that share the tokens of all other operations: 1, or as many as share products [-].
-    context : int or array
-        Ranks that share the tokens of a sequence [-].
-    experts : int or array
-        Ranks that share the experts of a layer [-].
-    expert_tensor : int or array
-        Ranks that share the products of an expert, if all ranks of a stage share experts; else they
-        are those of `tensor` [-].
-    spreads_experts : bool
-        Whether all ranks of a stage share experts: each sends its own tokens.
-    reorders : bool
-        Whether tokens are put into the order of experts once they are there, and back.
-    load : float or array
-        Tokens of the busiest rank over those of the average one [-].
-    """
-
-    batch: Any
-    sequence: Any
-    tensor: Any = 1
-    rows: Any = 1
-    context: Any = 1
-    experts: Any = 1
-    expert_tensor: Any = 1
-    spreads_experts: bool = False
-    reorders: bool = False
-    load: Any = 1.0
-
-    def part(self, size: Any) -> Any:
-        """The share of one rank in a size that ranks split, rounded up."""
-        return -(-size // self.tensor) if np.any(self.tensor > 1) else size
-
-    def part_of_expert(self, size: Any) -> Any:
-        """The share of one rank in a size of an expert that ranks split, rounded up."""
-        if self.spreads_experts:
-            return -(-size // self.expert_tensor)
-        return self.part(size)
-
-    def words(self, model: Any) -> Any:
-        """Words of the vocabulary of one rank, which is padded to a multiple on each."""
-        multiple = model.vocabulary_multiple
-        if multiple == 1:
-            return self.part(model.vocabulary)
-        most = multiple * self.tensor
-        return (model.vocabulary + (most - 1)) // most * multiple
 
 
 def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_unit: Any) -> None:
@@ -122,7 +57,7 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
         words = tape.parameter(share.words(model), hidden)
         positions = None if model.rotary else tape.parameter(model.positions, hidden)
         x = layers.look_up(tape, words, tokens, batch, sequence)
-        x = _exchange(tape, x, share, ahead=False)
+        x = exchange_tokens(tape, x, share, ahead=False)
         if positions:
             x = tape.apply(Add(), x, layers.look_up(tape, positions, rows, rows))
         if not model.causal:
@@ -136,8 +71,8 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
                 x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
         tape.module, tape.layer = "head", None
         if not model.causal:
-            x = tape.apply(Gelu(), _project(tape, model, x, hidden))
-        x = _exchange(tape, layers.norm(tape, model.norm, x), share, ahead=True)
+            x = tape.apply(Gelu(), project(tape, model, x, hidden))
+        x = exchange_tokens(tape, layers.norm(tape, model.norm, x), share, ahead=True)
         columns = share.words(model)
         weight = words if model.tie else tape.parameter(columns, hidden)
         logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(columns))
@@ -161,165 +96,23 @@ def _hold(tape: Tape, tensor: Tensor) -> None:
     tape.operations[-1].accesses.append(access)
 
 
-def _exchange(tape: Tape, x: Tensor, share: RankShare, *, ahead: bool) -> Tensor:
-    """Communicate `ahead` of products that ranks share, or behind them.
-
-    Ahead of them a rank gathers the tokens of all ranks, if these share tokens. Behind them ranks
-    sum up their parts. In the backward pass it is the other way round.
-    """
-    if not np.any(share.tensor > 1):
-        return x
-    if not np.any(share.rows > 1):
-        if ahead:
-            tape.node(lambda: tape.collective("all_reduce", [], [], nbytes=x.nbytes))
-        else:
-            tape.collective("all_reduce", [x], [x], nbytes=x.nbytes)
-        return x
-    rows = 1 if ahead else share.rows
-    shape = (share.batch, share.sequence // rows, x.shape[-1])
-    out = tape.tensor(*shape, itemsize=x.itemsize, needs_gradient=True)
-    out.root = x.root
-    if ahead:
-        tape.collective("all_gather", [x], [out], nbytes=out.nbytes)
-        tape.node(lambda: tape.collective("reduce_scatter", [], [], nbytes=out.nbytes))
-    else:
-        tape.collective("reduce_scatter", [x], [out], nbytes=x.nbytes)
-        tape.node(lambda: tape.collective("all_gather", [], [], nbytes=x.nbytes))
-    return out
-
-
-def _project(tape: Tape, model: Any, x: Tensor, width: Any) -> Tensor:
-    """A linear layer, with a bias if the model has biases."""
-    weight = tape.parameter(width, x.shape[-1])
-    bias = tape.parameter(width) if model.bias else None
-    return layers.linear(tape, x, weight, bias, fp8=model.dtype == "fp8" and tape.layer is not None)
-
-
 def _layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """One Transformer layer, with its norms before (GPT-2) or after (BERT) each residual sum."""
-    mlp = _mix_experts if model.experts else _feed_forward
-    for name, body in (("attention", _attention), ("mlp", mlp)):
+    mlp = mix_experts if model.experts else feed_forward
+    for name, body in (("attention", attend), ("mlp", mlp)):
         tape.module = f"layers.{tape.layer}.{name}"
         branch = layers.norm(tape, model.norm, x) if model.causal else x
         if name == "mlp" and share.spreads_experts:
             branch = body(tape, model, share, branch)
         else:
-            branch = _exchange(tape, branch, share, ahead=True)
+            branch = exchange_tokens(tape, branch, share, ahead=True)
             branch = body(tape, model, share, branch)
-            branch = _exchange(tape, branch, share, ahead=False)
+            branch = exchange_tokens(tape, branch, share, ahead=False)
         branch = layers.dropout(tape, model.dropout, branch)
         x = tape.apply(Add(), x, branch)
         if not model.causal:
             x = layers.norm(tape, model.norm, x)
     return x
-
-
-def _activate(tape: Tape, model: Any, product: Callable[[], Tensor]) -> Tensor:
-    """A product with its activation, which gates a second product in some models."""
-    if model.gated:
-        gate = tape.apply(Silu(), product())
-        return tape.apply(Multiply(), gate, product())
-    return tape.apply(Gelu(tanh=model.causal), product())
-
-
-def _feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
-    """Two products with an activation between."""
-    inner = share.part(model.inner or 4 * model.hidden)
-    activated = _activate(tape, model, lambda: _project(tape, model, x, inner))
-    return _project(tape, model, activated, model.hidden)
-
-
-def _mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
-    """A router and experts, on the busiest rank: tokens are copied for each of their experts, sent to
-    the ranks of these, and come back."""
-    tokens = x.numel // x.shape[-1]
-    hidden, inner = model.hidden, share.part_of_expert(model.inner or 4 * model.hidden)
-    router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
-    probabilities = tape.apply(Softmax(), layers.cast(tape, router, 4))
-    # as wide as the tokens; otherwise the sum of all layers would become fp32
-    gates = layers.cast(tape, probabilities, x.itemsize)
-    local = model.experts // share.experts
-    rows = (tokens * model.routed * share.experts + (model.experts - 1)) // model.experts
-    if np.any(share.load > 1.0):
-        rows = np.ceil(rows * share.load)
-    sent = tape.apply(Permute(local, rows, hidden), x)
-    if share.reorders:
-        sent = tape.apply(Reorder(), sent)
-    gathered = _exchange_for_expert(tape, sent, share, ahead=True)
-    wide = _activate(
-        tape,
-        model,
-        lambda: _multiply_experts(tape, model, gathered, tape.parameter(local, hidden, inner)),
-    )
-    results = _multiply_experts(tape, model, wide, tape.parameter(local, inner, hidden))
-    results = _exchange_for_expert(tape, results, share, ahead=False)
-    if share.reorders:
-        results = tape.apply(Reorder(), results)
-    if model.fused_permutation:
-        return tape.apply(Unpermute(*x.shape), results, gates)
-    weighted = tape.apply(Multiply(), results, gates)
-    return tape.apply(Unpermute(*x.shape), weighted)
-
-
-def _multiply_experts(tape: Tape, model: Any, x: Tensor, weights: Weight) -> Tensor:
-    """Products of experts: of unlike many rows, or of buffers that are padded to as many rows."""
-    if model.capacity != 1.0:
-        return layers.bmm(tape, x, weights)
-    return layers.multiply_groups(tape, x, weights, fp8=model.dtype == "fp8")
-
-
-def _exchange_for_expert(tape: Tape, x: Tensor, share: RankShare, *, ahead: bool) -> Tensor:
-    """Gather the rows of the ranks that share products of an expert `ahead` of these, or sum up their
-    parts behind them; in the backward pass it is the other way round."""
-    if not np.any(share.expert_tensor > 1):
-        return x
-    experts, rows, width = x.shape
-    rows = rows * share.expert_tensor if ahead else rows // share.expert_tensor
-    out = tape.tensor(experts, rows, width, itemsize=x.itemsize, needs_gradient=True)
-    out.root = x.root
-    whole = out.nbytes if ahead else x.nbytes
-    names = ("all_gather", "reduce_scatter") if ahead else ("reduce_scatter", "all_gather")
-    tape.collective(names[0], [x], [out], nbytes=whole, group=SHARING_EXPERT)
-    tape.node(lambda: tape.collective(names[1], [], [], nbytes=whole, group=SHARING_EXPERT))
-    return out
-
-
-def _attention(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
-    """Self-attention with its projections."""
-    head_width = model.head_width or model.hidden // model.heads
-    heads = share.part(model.heads)
-    hidden = head_width * heads
-    kv_hidden = head_width * share.part(model.kv_heads) if model.kv_heads else hidden
-    if model.causal and not model.rotary and np.all(kv_hidden == hidden):
-        q, k, v = split(tape, _project(tape, model, x, 3 * hidden), 3)
-    else:
-        q = _project(tape, model, x, hidden)
-        k = _project(tape, model, x, kv_hidden)
-        v = _project(tape, model, x, kv_hidden)
-    if model.qk_norm:
-        q = _norm_heads(tape, q, head_width)
-        k = _norm_heads(tape, k, head_width)
-    if model.rotary:
-        angles = tape.tensor(share.sequence, head_width // 2, itemsize=8)
-        q = layers.rotate(tape, q, angles)
-        k = layers.rotate(tape, k, angles)
-    layers.count_views(tape, 6)  # of queries, keys and values: split into heads, and transposed
-    if model.attention in UNFUSED:
-        mixed = layers.eager_attention(
-            tape, q, k, v, heads=heads, causal=model.causal, drop=model.dropout
-        )
-    else:
-        kernel = "" if model.attention == "fused" else model.attention
-        attention = Attention(heads, causal=model.causal, kernel=kernel, context=share.context)
-        mixed = tape.apply(attention, q, k, v)
-    layers.count_views(tape, 2)
-    return _project(tape, model, mixed, model.hidden)
-
-
-def _norm_heads(tape: Tape, x: Tensor, head_width: Any) -> Tensor:
-    """Norm of each head of queries or keys."""
-    by_head = x.view(*x.shape[:2], x.shape[-1] // head_width, head_width)
-    return layers.norm(tape, "rms", by_head).view(*x.shape)
 
 
 class FSDPUnits:

@@ -13,11 +13,13 @@ from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.models.experts import Imbalance
 from perfkit.models.optimizers import find_optimizer
-from perfkit.workloads.blocks import PARALLEL, UNFUSED, FSDPUnits, RankShare, record_forward
+from perfkit.workloads.attention_blocks import UNFUSED
+from perfkit.workloads.blocks import PARALLEL, FSDPUnits, record_forward
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.rank_share import RankShare
 from perfkit.workloads.sizes import check_ranks, check_size, refuse_sizes
 from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches

@@ -1,0 +1,82 @@
+"""MLPs of a Transformer layer as one rank records them: two products, or a router and experts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from perfkit.workloads import layers
+from perfkit.workloads.layer_types import Gelu, Multiply, Permute, Reorder, Silu, Softmax, Unpermute
+from perfkit.workloads.operations import Tensor, Weight
+from perfkit.workloads.rank_share import SHARING_EXPERT, RankShare, project
+from perfkit.workloads.tape import Tape
+
+
+def _activate(tape: Tape, model: Any, product: Callable[[], Tensor]) -> Tensor:
+    """A product with its activation, which gates a second product in some models."""
+    if model.gated:
+        gate = tape.apply(Silu(), product())
+        return tape.apply(Multiply(), gate, product())
+    return tape.apply(Gelu(tanh=model.causal), product())
+
+
+def feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
+    """Two products with an activation between."""
+    inner = share.part(model.inner or 4 * model.hidden)
+    activated = _activate(tape, model, lambda: project(tape, model, x, inner))
+    return project(tape, model, activated, model.hidden)
+
+
+def mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
+    """A router and experts, on the busiest rank: tokens are copied for each of their experts, sent to
+    the ranks of these, and come back."""
+    tokens = x.numel // x.shape[-1]
+    hidden, inner = model.hidden, share.part_of_expert(model.inner or 4 * model.hidden)
+    router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
+    probabilities = tape.apply(Softmax(), layers.cast(tape, router, 4))
+    # as wide as the tokens; otherwise the sum of all layers would become fp32
+    gates = layers.cast(tape, probabilities, x.itemsize)
+    local = model.experts // share.experts
+    rows = (tokens * model.routed * share.experts + (model.experts - 1)) // model.experts
+    if np.any(share.load > 1.0):
+        rows = np.ceil(rows * share.load)
+    sent = tape.apply(Permute(local, rows, hidden), x)
+    if share.reorders:
+        sent = tape.apply(Reorder(), sent)
+    gathered = _exchange_for_expert(tape, sent, share, ahead=True)
+    wide = _activate(
+        tape,
+        model,
+        lambda: _multiply_experts(tape, model, gathered, tape.parameter(local, hidden, inner)),
+    )
+    results = _multiply_experts(tape, model, wide, tape.parameter(local, inner, hidden))
+    results = _exchange_for_expert(tape, results, share, ahead=False)
+    if share.reorders:
+        results = tape.apply(Reorder(), results)
+    if model.fused_permutation:
+        return tape.apply(Unpermute(*x.shape), results, gates)
+    weighted = tape.apply(Multiply(), results, gates)
+    return tape.apply(Unpermute(*x.shape), weighted)
+
+
+def _multiply_experts(tape: Tape, model: Any, x: Tensor, weights: Weight) -> Tensor:
+    """Products of experts: of unlike many rows, or of buffers that are padded to as many rows."""
+    if model.capacity != 1.0:
+        return layers.bmm(tape, x, weights)
+    return layers.multiply_groups(tape, x, weights, fp8=model.dtype == "fp8")
+
+
+def _exchange_for_expert(tape: Tape, x: Tensor, share: RankShare, *, ahead: bool) -> Tensor:
+    """Gather the rows of the ranks that share products of an expert `ahead` of these, or sum up their
+    parts behind them; in the backward pass it is the other way round."""
+    if not np.any(share.expert_tensor > 1):
+        return x
+    experts, rows, width = x.shape
+    rows = rows * share.expert_tensor if ahead else rows // share.expert_tensor
+    out = tape.tensor(experts, rows, width, itemsize=x.itemsize, needs_gradient=True)
+    out.root = x.root
+    whole = out.nbytes if ahead else x.nbytes
+    names = ("all_gather", "reduce_scatter") if ahead else ("reduce_scatter", "all_gather")
+    tape.collective(names[0], [x], [out], nbytes=whole, group=SHARING_EXPERT)
+    tape.node(lambda: tape.collective(names[1], [], [], nbytes=whole, group=SHARING_EXPERT))
+    return out
