@@ -311,7 +311,7 @@ def attention_work(
     """
     narrow = round_up(width, head_multiple)
     wide = round_up(width, max(head_multiple, 64.0))
-    padded = np.where(width > 128, np.maximum(narrow, wide), narrow)
+    padded: Values = np.where(width > 128, np.maximum(narrow, wide), narrow)
     return flops * ((padded + softmax_width) / width) * (1.0 + diagonal / keys)
 
 

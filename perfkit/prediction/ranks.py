@@ -484,11 +484,11 @@ def _choose_group_cost(
                 "dispatch is 'once' among ranks of several regions, whose links it does not know; "
                 "take dispatch='all_to_all', or an ep that stays in a region"
             )
-        inside = find_link_of_dispatch(platform, "intra")
+        link = find_link_of_dispatch(platform, "intra")
         if nodes == 1:
-            return SentOnce(inside.bandwidth.value, inside.latency.value)
+            return SentOnce(link.bandwidth.value, link.latency.value)
         between = find_link_of_dispatch(platform, "inter")
-        return SentOnce(between.bandwidth.value, inside.latency.value + between.latency.value)
+        return SentOnce(between.bandwidth.value, link.latency.value + between.latency.value)
     if regions > 1:
         local = -(-count // regions)
         inside: CollectiveCost = NoExchange()
