@@ -20,6 +20,7 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.levels import GENERATIONS, find_generation, read_levels
 from perfkit.platform.machine import StepKind, name_level
 from perfkit.prediction.levels import find_level, note_level
+from perfkit.workloads.stack import find_stack
 
 TE = Cell("megatron-te", "h100", "fp8")
 FSDP = Cell("fsdp", "h100", "fp8")
@@ -155,25 +156,30 @@ def test_transformers_alone_have_levels_and_those_with_experts_their_own() -> No
     node = replace(node, context=replace(node.context, stacks=levels))
     dense = pk.Transformer.gpt2(batch=8, sequence=256, dtype="fp16")
     routed = replace(dense, experts=8)
-    found = find_level(node, "megatron", dense, 8)
+    found = find_level(node, find_stack("megatron"), dense, 8)
     assert found is not None
     assert found["scale"] == 1.2
-    assert note_level(node, "megatron", dense, 8) == ()
-    other = find_level(node, "maxtext", dense, 8)
+    assert note_level(node, find_stack("megatron"), dense, 8) == ()
+    other = find_level(node, find_stack("maxtext"), dense, 8)
     assert other is not None
     assert other["scale"] == 1.1
-    assert "no published step of maxtext in fp16" in note_level(node, "maxtext", dense, 8)[0]
-    experts = find_level(node, "megatron", routed, 8)
+    assert (
+        "no published step of maxtext in fp16"
+        in note_level(node, find_stack("maxtext"), dense, 8)[0]
+    )
+    experts = find_level(node, find_stack("megatron"), routed, 8)
     assert experts is not None
     assert experts["scale"] == 1.4
-    assert "with experts" in note_level(node, "megatron", routed, 8)[0]
+    assert "with experts" in note_level(node, find_stack("megatron"), routed, 8)[0]
     levels["fsdp.bf16"] = make_level(1.1, 0.2, 0)
     node = replace(node, context=replace(node.context, stacks=levels))
-    assert note_level(node, "fsdp", dense, 8) == (
+    assert note_level(node, find_stack("fsdp"), dense, 8) == (
         "level of fsdp in fp16 on h100-sxm-8 is assumed, from a test",
     )
-    assert "no level" in note_level(node, "megatron", replace(dense, dtype="fp32"), 8)[0]
-    assert find_level(node, "hugectr", pk.DLRM("dlrm-mlperf", batch=2048), 8) is None
+    assert (
+        "no level" in note_level(node, find_stack("megatron"), replace(dense, dtype="fp32"), 8)[0]
+    )
+    assert find_level(node, find_stack("hugectr"), pk.DLRM("dlrm-mlperf", batch=2048), 8) is None
     with keep_quiet():
         plain = pk.predict(dense, "h100-sxm-8", stack="maxtext")
         levelled = pk.predict(dense, node, stack="maxtext")

@@ -1,5 +1,6 @@
 """Stacks: records of facts, what they change, and levels."""
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.fitting import Iteration
+from perfkit.ground.files import group_rows
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.kernel_times import UNALIGNED
 from perfkit.platform.machine import PlatformError, StepKind
@@ -62,6 +64,103 @@ def test_every_stack_has_a_source_and_names_that_are_known() -> None:
         STACKS
     )
     assert {"deepspeed", "maxtext", "mpt", "internevo", "hugectr", "torchrec"} <= set(STACKS)
+
+
+#: Words in the sources of stacks, and the value of a fact that follows from them; the first words
+#: that are found count, and the last value is that without any.
+WORDS: dict[str, list[tuple[str, object]]] = {
+    "mixed": [("torch.amp|DistributedDataParallel|DDP", "autocast"), ("", "masters")],
+    "fused_accumulation": [("gradient accumulation fusion unless", True), ("", False)],
+    "buffers": [("accumulated and reduced in fp32", True), ("", False)],
+    "reduce_dtype": [
+        ("reduced in fp32 unless|mixed_precision_reduce float32|grad_dtype float32", "fp32"),
+        ("", ""),
+    ],
+    "attention": [("", "")],
+    "fp8_recipe": [("is tensorwise|one scale a tensor", "tensorwise"), ("", "")],
+    "keeps_fp8": [("weights in fp8 are cached", True), ("", False)],
+    "fp8_gathers": [("", False)],
+    "overlaps_tensor": [("", False)],
+    "overlaps_experts": [("", False)],
+    "zero": [
+        ("FULL_SHARD|[(]ZeRO-3[)]|ici_fsdp_parallelism -1", 3),
+        ("zero1 size -1", 1),
+        ("", 0),
+    ],
+    "most_zero": [
+        ("FULL_SHARD|ZeRO-3|ici_fsdp_parallelism -1|stage 0 unless given [(]of 0 to 3[)]", 3),
+        ("[(]ZeRO 1[)]|zero1", 1),
+        ("no ZeRO", 0),
+    ],
+    "pads_products": [("shape_padding|cublas_pad_for_gemms", True), ("", False)],
+    "vocabulary_multiple": [("multiple of 64", 64), ("divisible-by 128", 128), ("", 1)],
+    "loss_chunks": [("", 1)],
+    "execution": [
+        ("torch.compile|compile = True|compile each block|jax.jit", "compiled"),
+        ("", "eager"),
+    ],
+    "graphs": [("use_cuda_graph True", True), ("", False)],
+    "memory": [("Megatron-LM|deepspeed|InternEvo", "megatron"), ("", "torch")],
+    "trains": [
+        ("torchrec|HugeCTR", "dlrm"),
+        ("nanoGPT|torchtitan|llm-foundry|Megatron-LM|InternEvo|maxtext", "transformer"),
+        ("", "any"),
+    ],
+    "runs_fp8": [("no fp8", False), ("", True)],
+    "level_of": [
+        ("level of ddp-compiled", "ddp-compiled"),
+        ("level of fsdp-compiled", "fsdp-compiled"),
+        ("level of fsdp", "fsdp"),
+        ("", ""),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_each_fact_stands_in_the_source_of_its_stack(name: str) -> None:
+    """The words of the source say each fact again: a row in which one of both is changed fails."""
+    stack = find_stack(name)
+    source = stack.source
+    if source.startswith("as "):
+        source += find_stack(source.split(",")[0].removeprefix("as ")).source
+    assert {*WORDS, "name", "source"} == {field.name for field in fields(Stack)}
+    for fact, rules in WORDS.items():
+        said = next(value for words, value in rules if re.search(words, source))
+        assert getattr(stack, fact) == said, f"{name}: {fact}"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"zero": "three"}, "row 'mine': zero is 'three'; it must be a whole number; mend"),
+        ({"graphs": "Yes"}, "row 'mine': graphs is 'Yes'; known are yes, no"),
+        ({"mixed": "half"}, "row 'mine': mixed is 'half'; known are autocast, masters"),
+        ({"zero": "4"}, "row 'mine': zero is 4; it must be .* at most 3"),
+        ({"memory": None}, "row 'mine': there is no column 'memory'"),
+        ({"level_of": "fdsp"}, "'mine': level_of is 'fdsp'; known are .*did you mean 'fsdp'"),
+        ({"level_of": "mpt"}, "'mine': level_of is 'mpt', which takes the level of 'fsdp'"),
+    ],
+)
+def test_a_wrong_row_is_named_with_its_column(
+    change: dict[str, str | None], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = group_rows("name", "published", "stacks.csv")
+    rows["mine"] = [{**rows["fsdp"][0], "name": "mine", **change}]  # type: ignore[dict-item]
+    monkeypatch.setattr(stack_module, "group_rows", lambda *_: rows)
+    with pytest.raises(ValueError, match=text):
+        stack_module._read_stacks()
+    rows["mine"] = rows["fsdp"] * 2
+    with pytest.raises(ValueError, match="row 'mine': 2 rows have this name"):
+        stack_module._read_stacks()
+
+
+def test_a_row_is_all_that_a_stack_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = group_rows("name", "published", "stacks.csv")
+    rows["mine"] = [{**rows["fsdp"][0], "name": "mine", "level_of": "fsdp"}]
+    monkeypatch.setattr(stack_module, "group_rows", lambda *_: rows)
+    known = stack_module._read_stacks()
+    assert known["mine"] == replace(find_stack("fsdp"), name="mine", level_of="fsdp")
+    assert [*known][:-1] == [*STACKS]
 
 
 @pytest.mark.parametrize(
@@ -207,8 +306,9 @@ def test_facts_of_transformers_are_not_priced_for_tables() -> None:
     assert not note_unpriced(DLRM, find_stack("hugectr"))
     assert "mixed is stated and not priced" in note_unpriced(mixed, find_stack("hugectr"))[0]
     assert "buffers, reduce_dtype" in note_unpriced(DLRM, find_stack("megatron"))[0]
-    of_all = {"name", "source", "pads_products", "execution", "graphs"}
-    known = {*of_all, *UNPRICED, *stack_module._OF_TRANSFORMERS}
+    of_all = {"name", "level_of", "source", "pads_products", "execution", "graphs"}
+    of_use = {"trains", "runs_fp8", "most_zero"}
+    known = {*of_all, *of_use, *UNPRICED, *stack_module._OF_TRANSFORMERS}
     assert known == {field.name for field in fields(Stack)}
 
 
@@ -290,6 +390,94 @@ def test_a_stack_without_a_level_takes_that_of_others_and_says_so() -> None:
     assert own.level["scale"] == 1.1
 
 
+def test_a_stack_takes_the_level_of_that_which_it_names() -> None:
+    """Its own level comes first, then that of the stack that it names, then that of others."""
+    levelled = add_levels(load_without_levels("h100-sxm-8"), fsdp__bf16=1.2, others__bf16=0.9)
+    fsdp = find_stack("fsdp")
+    ours = replace(fsdp, name="ours", level_of="fsdp")
+    with keep_quiet():
+        plain = pk.predict(GPT, load_without_levels("h100-sxm-8"), ranks=8, stack="fsdp")
+        stated = pk.predict(GPT, levelled, ranks=8, stack=ours)
+        unstated = pk.predict(GPT, levelled, ranks=8, stack=replace(fsdp, name="ours"))
+        mpt = pk.predict(GPT, levelled, ranks=8, stack="mpt")
+        own = add_levels(levelled, fsdp__bf16=1.2, ours__bf16=1.1)
+        of_own = pk.predict(GPT, own, ranks=8, stack=ours)
+        strategy = pk.Strategy(dp=8, zero=3)
+        closed = pk.explore(GPT, levelled, strategies=[strategy], stack=ours, memory=1e13)
+        run = pk.predict(GPT, levelled, strategy=strategy, stack=ours)
+        swept = pk.sweep(GPT, {"stack": ["fsdp", "mpt"]}, levelled, ranks=8, progress=False)
+    assert stated.time == pytest.approx(1.2 * plain.time)
+    assert mpt.time == pytest.approx(1.2 * plain.time)
+    assert of_own.time == pytest.approx(1.1 * plain.time)
+    assert unstated.time == pytest.approx(0.9 * plain.time)
+    assert closed.table()["time"][0] == pytest.approx(run.time, rel=0.01)
+    assert swept.table()["time"].n_unique() == 1
+    assert not [text for text in stated.warnings if "published step of" in text]
+    assert "level of fsdp" in stated._software
+    [note] = [text for text in unstated.warnings if "published step of" in text]
+    assert note.endswith("a stack with level_of, such as 'fsdp', takes the level of that")
+    none = replace(GPT, dtype="fp32", mixed=False)
+    with keep_quiet():
+        missing = pk.predict(none, levelled, ranks=8, stack=ours)
+    assert "no published step of ours or fsdp in fp32 on h100-sxm-8: no level" in missing.warnings
+    with pytest.raises(ValueError, match="'ours': level_of is 'fdsp'; known are"):
+        pk.predict(GPT, levelled, ranks=8, stack=replace(fsdp, name="ours", level_of="fdsp"))
+
+
+def test_published_levels_are_those_of_the_stacks_that_name_them() -> None:
+    """Steps of MPT are the ones that the level of FSDP was fitted to."""
+    for name, parent in (
+        ("mpt", "fsdp"),
+        ("torchtitan", "fsdp-compiled"),
+        ("nanogpt", "ddp-compiled"),
+    ):
+        one = replace(find_stack(parent), name=name, level_of=parent)
+        with keep_quiet():
+            ours = pk.predict(GPT, "a100-sxm-8", ranks=8, stack=one)
+            theirs = pk.predict(GPT, "a100-sxm-8", ranks=8, stack=parent)
+        assert ours.level == theirs.level
+        assert ours.time == theirs.time
+        assert find_stack(name).level_of == parent
+
+
+def test_software_for_other_models_is_told() -> None:
+    with keep_quiet():
+        of_tables = pk.predict(GPT, CLUSTER, ranks=8, stack="torchrec").warnings
+        fp8 = replace(GPT, dtype="fp8", mixed=False)
+        without = pk.predict(fp8, CLUSTER, ranks=8, stack="megatron").warnings
+        with_fp8 = pk.predict(fp8, CLUSTER, ranks=8, stack="megatron-te").warnings
+        dlrm = pk.predict(DLRM, CLUSTER, ranks=8, stack="megatron-te").warnings
+        usual = pk.predict(GPT, CLUSTER, ranks=8).warnings + pk.predict(DLRM, CLUSTER).warnings
+    assert [text for text in of_tables if "family 'dlrm', and this one is of 'transformer'" in text]
+    [note] = [text for text in without if "no products in fp8" in text]
+    assert "megatron-te" in note
+    assert "hugectr" not in note
+    [note] = [text for text in dlrm if "trains models of the family 'transformer'" in text]
+    assert note.endswith(
+        "take ddp, ddp-compiled, fsdp, fsdp-compiled, deepspeed, torchrec or hugectr"
+    )
+    for warnings in (with_fp8, usual):
+        assert not [text for text in warnings if "trains models" in text or "in fp8;" in text]
+
+
+def test_more_zero_than_the_software_runs_is_not_searched_and_told_where_it_is_stated() -> None:
+    found = pk.explore(GPT, CLUSTER, 16, stack="megatron").table()
+    assert set(found["zero"]) <= {0, 1}
+    assert 3 in pk.explore(GPT, CLUSTER, 16, stack="deepspeed").table()["zero"]
+    strategy = pk.Strategy(dp=16, zero=3)
+    with keep_quiet():
+        megatron = pk.predict(GPT, CLUSTER, strategy=strategy, stack="megatron").warnings
+        stated = pk.explore(GPT, CLUSTER, strategies=[strategy], stack="megatron").warnings
+        without = pk.predict(replace(GPT, parallel="fsdp"), CLUSTER, ranks=8, stack="megatron")
+        alone = pk.predict(GPT, CLUSTER, strategy=pk.Strategy(tp=8, zero=3), stack="megatron")
+        usual = pk.predict(GPT, CLUSTER, strategy=strategy).warnings
+    for warnings in (megatron, stated, without.warnings):
+        [note] = [text for text in warnings if "ZeRO" in text]
+        assert note.startswith("stack 'megatron' runs ZeRO 0 to 1, and zero is 3; take zero=1")
+    for warnings in (alone.warnings, usual):
+        assert not [text for text in warnings if "ZeRO" in text]
+
+
 def test_levels_are_kept_in_files_and_carried_over(tmp_path: Path) -> None:
     levelled = add_levels(CLUSTER, megatron_te__fp8=1.1, others__bf16=0.9)
     again = pk.load_platform(levelled.save(tmp_path / "levels.toml"))
@@ -297,7 +485,7 @@ def test_levels_are_kept_in_files_and_carried_over(tmp_path: Path) -> None:
     assert found is not None
     assert (found["scale"], found.spread, found.n, found.source) == (1.1, 0.05, 7, "invented")
     assert again.context.find_stack("fsdp", "fp8", StepKind()) is None
-    faster = again.with_scale(peak=2.0).context.find_stack("ddp", "bf16", StepKind())
+    faster = again.with_scale(peak=2.0).context.find_stack("*", "bf16", StepKind())
     assert faster is not None
     assert faster["scale"] == 0.9
     with pytest.raises(PlatformError, match=r"stacks.*names no stack"):

@@ -475,7 +475,9 @@ def _price_transformer(
         if not given and model.mixed and software.mixed == "autocast":
             listed = replace(listed, zero=np.zeros_like(listed.zero))
         if not given:
-            runs = np.broadcast_to(can_run(model, listed, software), len(listed.ranks))
+            shared = listed.without_idle_zero()
+            runs = np.less_equal(shared.zero, software.most_zero)
+            runs = np.broadcast_to(runs & can_run(model, listed, software), len(listed.ranks))
             if not runs.any():
                 raise _refuse_ranks(counts)
             listed = _drop_equal(listed.select(runs))

@@ -218,10 +218,8 @@ class Context(Typed):
         return alone.with_values(values, stderr={}, spread=spread)
 
     def find_stack(self, stack: str, dtype: str, kind: StepKind) -> Iteration | None:
-        """Find the level of steps of a stack in a number format, or that of other stacks."""
-        own = name_level(stack, dtype, kind)
-        others = name_level(OTHERS, dtype, kind)
-        return self.stacks.get(own, self.stacks.get(others))
+        """Find the level of steps of a stack, or `OTHERS`, in a number format."""
+        return self.stacks.get(name_level(stack, dtype, kind))
 
 
 @dataclass(frozen=True)

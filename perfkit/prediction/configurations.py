@@ -160,7 +160,7 @@ class _StructureTimes:
             )
         self.graph, self.platform, self.workload = graph, platform, stacked.workload
         #: Level of the software, whose scale is part of all times; None without one.
-        self.level = find_level(platform, stacked.stacks[0].name, self.workload, ranks)
+        self.level = find_level(platform, stacked.stacks[0], self.workload, ranks)
         filled = graph.fill(values[:, 0])
         pads_products = stacked.stacks[0].pads_products
         [one] = execute([filled], stacked.execution, pads_products=pads_products)

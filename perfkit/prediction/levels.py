@@ -3,25 +3,26 @@
 from typing import Any
 
 from perfkit.fitting import Iteration
-from perfkit.platform.machine import StepKind, name_level
+from perfkit.platform.machine import OTHERS, StepKind
 from perfkit.platform.platform import Platform
+from perfkit.workloads.stack import STACKS, Stack
 
 #: Families whose software has levels; those of others are fitted to Transformers alone.
 _FAMILIES = ("transformer", "dlrm")
 _FITTED = "transformer"
 
 
-def find_level(platform: Platform, stack: str, workload: Any, ranks: int) -> Iteration | None:
+def find_level(platform: Platform, stack: Stack, workload: Any, ranks: int) -> Iteration | None:
     """Find the level of a stack on a platform.
 
     Parameters
     ----------
     platform : Platform
         Where it runs.
-    stack : str
-        Name of the software.
+    stack : Stack
+        The software. It has a level of its own, or else that of the stack that it names.
     workload : Workload or Graph
-        What runs. A Transformer takes the level of other software where its own has none.
+        What runs. A Transformer takes the level of other software where neither has one.
     ranks : int
         Ranks that take part [-].
 
@@ -34,20 +35,32 @@ def find_level(platform: Platform, stack: str, workload: Any, ranks: int) -> Ite
     if workload.family not in _FAMILIES:
         return None
     if workload.family != _FITTED:
-        return platform.context.stacks.get(name_level(stack, workload.dtype, StepKind()))
-    return platform.context.find_stack(stack, workload.dtype, _find_kind(platform, workload, ranks))
+        return _find_own(platform, stack, workload.dtype, StepKind())
+    kind = _find_kind(platform, workload, ranks)
+    own = _find_own(platform, stack, workload.dtype, kind)
+    if own is not None:
+        return own
+    return platform.context.find_stack(OTHERS, workload.dtype, kind)
 
 
-def note_level(platform: Platform, stack: str, workload: Any, ranks: int) -> tuple[str, ...]:
+def _find_own(platform: Platform, stack: Stack, dtype: str, kind: StepKind) -> Iteration | None:
+    """The level of a stack, or of that whose level it takes; None where neither has one."""
+    own = platform.context.find_stack(stack.name, dtype, kind)
+    if own is not None or not stack.level_of:
+        return own
+    return platform.context.find_stack(stack.level_of, dtype, kind)
+
+
+def note_level(platform: Platform, stack: Stack, workload: Any, ranks: int) -> tuple[str, ...]:
     """A note where levels of software were fitted on a platform, but none to such steps of this
-    stack.
+    stack, or of that whose level it takes.
 
     Parameters
     ----------
     platform : Platform
         Where it runs.
-    stack : str
-        Name of the software.
+    stack : Stack
+        The software.
     workload : Workload or Graph
         What runs.
     ranks : int
@@ -61,12 +74,15 @@ def note_level(platform: Platform, stack: str, workload: Any, ranks: int) -> tup
     if workload.family != _FITTED or not platform.context.stacks:
         return ()
     kind = _find_kind(platform, workload, ranks)
-    what = f"{stack} in {workload.dtype}"
+    what = stack.name
+    if stack.level_of:
+        what += f" or {stack.level_of}"
+    what += f" in {workload.dtype}"
     if kind.has_experts:
         what += " with experts"
     if kind.crosses_nodes:
         what += " over several nodes"
-    own = platform.context.stacks.get(name_level(stack, workload.dtype, kind))
+    own = _find_own(platform, stack, workload.dtype, kind)
     if own is not None:
         if own.kind != "assumed":
             return ()
@@ -74,7 +90,10 @@ def note_level(platform: Platform, stack: str, workload: Any, ranks: int) -> tup
     missing = f"no published step of {what} on {platform.name}"
     if find_level(platform, stack, workload, ranks) is None:
         return (f"{missing}: no level",)
-    return (f"{missing}: level of other software, with the scatter between stacks",)
+    note = f"{missing}: level of other software, with the scatter between stacks"
+    if stack.name not in STACKS and not stack.level_of:
+        note += "; a stack with level_of, such as 'fsdp', takes the level of that"
+    return (note,)
 
 
 def _find_kind(platform: Platform, workload: Any, ranks: int) -> StepKind:

@@ -45,7 +45,7 @@ from perfkit.prediction.uncertainty import (
 )
 from perfkit.workloads.graph import STAGE_HOST
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.stack import Stack, apply_stack, note_unpriced
+from perfkit.workloads.stack import Stack, apply_stack, note_misfits, note_unpriced
 from perfkit.workloads.strategy import Strategy
 
 
@@ -172,8 +172,10 @@ def predict(
         and micro-batches.
     stack : str or Stack, optional
         The software that runs it, one of `perfkit.stacks`: its facts fill what workload, strategy
-        and execution leave at their defaults. By default the usual one, which changes nothing.
-        Captured graphs stay as they are.
+        and execution leave at their defaults. By default the usual one, see
+        `perfkit.workloads.stack.name_usual_stacks`: gradients of micro-batches are added up as it
+        does, products are padded where it pads them, and its level scales the time; its other facts
+        change nothing. Captured graphs stay as they are.
 
     Returns
     -------
@@ -221,7 +223,7 @@ def predict(
     groups = group_identical_ranks(resolved.graphs, resolved.ranks, slowdown or {})
 
     # 2. How long every operation, collective and launch takes.
-    level = find_level(machine, software.name, resolved.workload, resolved.ranks)
+    level = find_level(machine, software, resolved.workload, resolved.ranks)
     priced = price_iteration(
         resolved, groups, machine, level, has_strategy=work.strategy is not None
     )
@@ -234,8 +236,8 @@ def predict(
     bottleneck = find_bottleneck(causes, timings.timeline)
     bounds = bound_time(timings, causes, loading_time)
     notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan)
-    of_level = note_level(machine, software.name, resolved.workload, resolved.ranks)
-    of_facts = note_unpriced(work.workload, software)
+    of_level = note_level(machine, software, resolved.workload, resolved.ranks)
+    of_facts = note_unpriced(work.workload, software) + note_misfits(work.workload, software)
     warn_once(notes.doubts, 3)
     spread = estimate_spread(priced, timings, causes, machine, loading_time)
     parts = [*causes.sum_by_resource().values(), causes.loading]

@@ -109,7 +109,7 @@ class Prediction(Tabular):
     def level(self) -> Iteration | None:
         """Level of the software on this platform, whose scale is part of all times; None without
         one."""
-        return find_level(self.platform, self.stack.name, self.workload, self.ranks)
+        return find_level(self.platform, self.stack, self.workload, self.ranks)
 
     @property
     def _software(self) -> str:

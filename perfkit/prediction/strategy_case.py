@@ -302,15 +302,17 @@ def _find_levels(
 ) -> _Levels:
     """Find the level of the software of each strategy."""
     ranks = np.atleast_1d(s.ranks)
-    names = [stack.name for stack in stacks]
-    if len(names) == 1:
-        names = names * len(ranks)
+    numbers: dict[Stack, int] = {}
+    of_strategy = np.array([numbers.setdefault(stack, len(numbers)) for stack in stacks])
+    of_strategy = np.broadcast_to(of_strategy, len(ranks))
     scales = np.ones(len(ranks))
     spreads = np.full(len(ranks), np.nan)
-    for name, count in dict.fromkeys(zip(names, ranks.tolist(), strict=True)):
-        is_alike = (np.array(names) == name) & (ranks == count)
-        level = find_level(platform, name, model, count)
-        if level is not None:
+    for stack, number in numbers.items():
+        for count in np.unique(ranks[of_strategy == number]).tolist():
+            is_alike = (of_strategy == number) & (ranks == count)
+            level = find_level(platform, stack, model, count)
+            if level is None:
+                continue
             scales[is_alike] = level["scale"]
             spreads[is_alike] = level.spread
     return _Levels(scales, spreads)

@@ -1,11 +1,12 @@
 """Stacks: the software that runs a training step, as records of facts, and what they change."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.ground.files import group_rows
+from perfkit.ground.files import group_rows, reading
 from perfkit.ground.records import set_fields
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, check_type
@@ -27,6 +28,8 @@ FP8_RECIPES = ("", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4")
 #: Whose rules say what is held in memory: those of PyTorch's FSDP, tensor parallelism and pipelines,
 #: or those of Megatron-LM.
 MEMORY = ("torch", "megatron")
+#: What a stack trains: models of any kind, or those of one family.
+TRAINS = ("any", "transformer", "dlrm")
 _SWITCHES = (
     "fused_accumulation",
     "buffers",
@@ -36,8 +39,9 @@ _SWITCHES = (
     "overlaps_experts",
     "pads_products",
     "graphs",
+    "runs_fp8",
 )
-_COUNTS = ("zero", "vocabulary_multiple", "loss_chunks")
+_COUNTS = ("zero", "most_zero", "vocabulary_multiple", "loss_chunks")
 #: Facts that are stated and not priced: they change no prediction.
 UNPRICED = ("fp8_recipe", "fp8_gathers", "loss_chunks")
 #: Facts that change predictions of Transformers alone; those of a DLRM follow the others.
@@ -54,14 +58,18 @@ _OF_TRANSFORMERS = (
     "vocabulary_multiple",
     "memory",
 )
+#: Facts that say what a stack is for: they change no prediction, but what is said of it.
+_OF_USE = ("trains", "runs_fp8", "most_zero")
 
 
 @dataclass(frozen=True)
 class Stack:
     """The software that runs a training step, as facts.
 
-    `dataclasses.replace` overrides a fact, and the name stays, with which platforms keep levels:
-    ``replace(find_stack("megatron"), fused_accumulation=False)``.
+    Facts fill what a workload, a strategy and an execution leave at their defaults; what differs
+    from its default wins over a fact. A default that was stated is not seen: with FSDP a strategy of
+    ``zero=0`` runs with 3. To state it, override the fact: ``replace(find_stack("fsdp"), zero=0)``.
+    The name stays, with which platforms keep levels.
 
     `fp8_recipe`, `fp8_gathers` and `loss_chunks` are stated and not priced: they change no
     prediction, and one whose stack was stated with another value of them says so in its warnings.
@@ -97,7 +105,10 @@ class Stack:
     overlaps_experts : bool
         Whether exchanges of tokens for experts overlap with other work.
     zero : int
-        What replicas share, see `Strategy.zero` [-].
+        What replicas share where a strategy says nothing, see `Strategy.zero` [-].
+    most_zero : int
+        The most that replicas share: searches try nothing beyond it, and a strategy that was stated
+        has a warning [-].
     pads_products : bool
         Whether what compiles its code pads sides of products on tensor cores that are no multiple of
         16 B; it matters where `execution` is ``compiled``, and eager code pads nothing.
@@ -113,6 +124,16 @@ class Stack:
     memory : str
         Whose rules say what is held in memory: ``torch`` or ``megatron``, see table 9.3 of
         docs/formulas.md.
+    trains : str
+        ``any``, or the one family of models that it is for: ``transformer`` or ``dlrm``. Another
+        model has a warning.
+    runs_fp8 : bool
+        Whether it has products in fp8; a model in fp8 has a warning where it does not.
+    level_of : str
+        The stack whose level it takes where published steps show none of its own, see
+        docs/formulas.md, section 10; empty for one that takes no other's. A stack that differs from
+        another one in a few facts takes its level: ``replace(find_stack("fsdp"), name="ours",
+        level_of="fsdp")``.
     source : str
         Where the facts stand.
 
@@ -139,16 +160,21 @@ class Stack:
     overlaps_tensor: bool = False
     overlaps_experts: bool = False
     zero: int = 0
+    most_zero: int = 3
     pads_products: bool = False
     vocabulary_multiple: int = 1
     loss_chunks: int = 1
     execution: str = "eager"
     graphs: bool = False
     memory: str = "torch"
+    trains: str = "any"
+    runs_fp8: bool = True
+    level_of: str = ""
     source: str = ""
 
     def __post_init__(self) -> None:
         check_type("name", self.name, str)
+        check_type("level_of", self.level_of, str)
         check_type("source", self.source, str)
         if not self.name or "." in self.name:
             raise ValueError(
@@ -160,6 +186,7 @@ class Stack:
         check_choice("fp8_recipe", self.fp8_recipe, FP8_RECIPES)
         check_choice("execution", self.execution, ("eager", "compiled"))
         check_choice("memory", self.memory, MEMORY)
+        check_choice("trains", self.trains, TRAINS)
         for name in _SWITCHES:
             check_type(name, getattr(self, name), bool)
         if self.fused_accumulation and (self.mixed == "autocast" or not self.buffers):
@@ -170,6 +197,9 @@ class Stack:
         set_fields(
             self,
             zero=check_positive("zero", self.zero, integer=True, zero=True, maximum=3),
+            most_zero=check_positive(
+                "most_zero", self.most_zero, integer=True, zero=True, maximum=3
+            ),
             vocabulary_multiple=check_positive(
                 "vocabulary_multiple", self.vocabulary_multiple, integer=True, maximum=2**20
             ),
@@ -208,6 +238,8 @@ class Stack:
         if self.loss_chunks > 1:
             words.append(f"loss in {self.loss_chunks} chunks")
         words.append(self.runs_as)
+        if self.level_of:
+            words.append(f"level of {self.level_of}")
         return ", ".join(words)
 
 
@@ -220,19 +252,61 @@ def _name_format(dtype: str) -> str:
 
 def _read_stacks() -> dict[str, Stack]:
     """Read all stacks that perfkit knows, by name."""
-    known = {}
-    for name, [row] in group_rows("name", "published", "stacks.csv").items():
-        facts: dict[str, Any] = {}
-        for field in fields(Stack):
-            text = row[field.name]
-            if field.name in _SWITCHES:
-                facts[field.name] = check_choice(field.name, text, ("yes", "no")) == "yes"
-            elif field.name in _COUNTS:
-                facts[field.name] = int(text)
-            else:
-                facts[field.name] = text
-        known[name] = Stack(**facts)
+    known: dict[str, Stack] = {}
+    for name, rows in group_rows("name", "published", "stacks.csv").items():
+        with reading(f"stacks.csv, row {name!r}", "mend this row"):
+            if len(rows) > 1:
+                raise ValueError(f"{len(rows)} rows have this name")
+            known[name] = read_stack(rows[0])
+    for stack in known.values():
+        _check_level(stack, known)
     return known
+
+
+def read_stack(row: Mapping[str, str]) -> Stack:
+    """Read a stack from a row of `reference_data/published/stacks.csv`.
+
+    Parameters
+    ----------
+    row : mapping of str to str
+        Each fact by its column; ``yes`` or ``no`` of those that are true or not.
+
+    Returns
+    -------
+    stack : Stack
+        The facts.
+
+    Raises
+    ------
+    ValueError
+        For a fact that is missing, no number, neither ``yes`` nor ``no``, or unknown.
+    """
+    facts: dict[str, Any] = {}
+    for field in fields(Stack):
+        text = row.get(field.name)
+        if text is None:
+            raise ValueError(f"there is no column {field.name!r}")
+        if field.name in _SWITCHES:
+            facts[field.name] = check_choice(field.name, text, ("yes", "no")) == "yes"
+        elif field.name in _COUNTS:
+            if not text.isdecimal():
+                raise ValueError(f"{field.name} is {text!r}; it must be a whole number")
+            facts[field.name] = int(text)
+        else:
+            facts[field.name] = text
+    return Stack(**facts)
+
+
+def _check_level(stack: Stack, known: Mapping[str, Stack]) -> None:
+    """Raise a ValueError where a stack takes the level of one that is unknown, or has none itself."""
+    if not stack.level_of:
+        return
+    parent = known[check_choice(f"stack {stack.name!r}: level_of", stack.level_of, known)]
+    if parent.level_of:
+        raise ValueError(
+            f"stack {stack.name!r}: level_of is {stack.level_of!r}, which takes the level of "
+            f"{parent.level_of!r}; write {parent.level_of!r}"
+        )
 
 
 #: Stacks that perfkit knows, by name.
@@ -255,7 +329,7 @@ def find_stack(name: str | Stack) -> Stack:
     Raises
     ------
     ValueError
-        For an unknown name.
+        For an unknown name, and for a stack that takes the level of an unknown one.
 
     Examples
     --------
@@ -263,6 +337,7 @@ def find_stack(name: str | Stack) -> Stack:
     3
     """
     if isinstance(name, Stack):
+        _check_level(name, STACKS)
         return name
     return STACKS[check_choice("stack", name, STACKS)]
 
@@ -324,7 +399,8 @@ def apply_stack(
     execution : str or None
         How it is executed, if that is stated.
     stack : str, Stack or None
-        The software; None for the usual one, which changes nothing.
+        The software; None for the usual one, of which only this counts: how gradients of
+        micro-batches are added up, whether products are padded, and its level.
     ranks : int, optional
         Ranks that take part, if there is no strategy; one, unless given [-].
 
@@ -489,6 +565,58 @@ def note_unpriced(workload: Any, stack: Stack) -> tuple[str, ...]:
     return (
         f"stack {stack.name!r}: {listed} {verb} stated and not priced, the time is that without {them}",
     )
+
+
+def note_misfits(workload: Any, stack: Stack) -> tuple[str, ...]:
+    """Notes where a stack is none for what it shall run.
+
+    Parameters
+    ----------
+    workload : Workload, Graph or sequence of Graph
+        What is predicted.
+    stack : Stack
+        The software, with the settings that win over its facts.
+
+    Returns
+    -------
+    notes : tuple of str
+        A sentence for each of these: it is for other models, it has no fp8, or replicas share more
+        than it can.
+
+    Examples
+    --------
+    >>> note_misfits(Transformer.gpt2(batch=8), replace(find_stack("megatron"), zero=3))
+    ("stack 'megatron' runs ZeRO 0 to 1, and zero is 3; take zero=1, or software that shares more, as 'fsdp'",)
+    """
+    first = workload[0] if isinstance(workload, list | tuple) and workload else workload
+    family = getattr(first, "family", "")
+    notes = []
+    if family in TRAINS and stack.trains not in ("any", family):
+        notes.append(
+            f"stack {stack.name!r} trains models of the family {stack.trains!r}, and this one is of "
+            f"{family!r}; take {_list_suited(family, fp8=False)}"
+        )
+    if getattr(first, "dtype", "") == "fp8" and not stack.runs_fp8:
+        notes.append(
+            f"stack {stack.name!r} has no products in fp8; take {_list_suited(family, fp8=True)}"
+        )
+    if stack.zero > stack.most_zero:
+        can = f"ZeRO 0 to {stack.most_zero}" if stack.most_zero else "no ZeRO"
+        notes.append(
+            f"stack {stack.name!r} runs {can}, and zero is {stack.zero}; take "
+            f"zero={stack.most_zero}, or software that shares more, as 'fsdp'"
+        )
+    return tuple(notes)
+
+
+def _list_suited(family: str, *, fp8: bool) -> str:
+    """Names of the stacks that train models of a family, in fp8 or in any format."""
+    names = [
+        stack.name
+        for stack in STACKS.values()
+        if stack.trains in ("any", family) and (stack.runs_fp8 or not fp8)
+    ]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _check_autocast(model: Transformer, strategy: Strategy, stack: Stack) -> None:
