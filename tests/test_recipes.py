@@ -1,5 +1,6 @@
 """Every recipe runs, in at most five lines of the public interface."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,20 @@ def write_log(folder: Path) -> None:
     (folder / "all_reduce.log").write_text("\n".join(lines))
 
 
+def write_config(folder: Path) -> None:
+    """The configuration of a Llama, as it lies on the Hugging Face Hub."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 @pytest.mark.parametrize(
     ("question", "block"), RECIPES, ids=[question[:40] for question, _ in RECIPES]
@@ -55,6 +70,7 @@ def test_a_recipe_runs(
         pytest.importorskip("torch", reason="this recipe runs PyTorch")
     (tmp_path / "reference_data").symlink_to(ROOT / "reference_data")
     write_log(tmp_path / "logs")
+    write_config(tmp_path / "llama")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"pk": pk, "pandas": pandas, "polars": polars}
     exec("\n".join(before), names)

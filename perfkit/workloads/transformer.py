@@ -4,6 +4,7 @@ iteration."""
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.blocks import PARALLEL, FSDPUnits, record_forward
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.hub_config import read_hub_config
 from perfkit.workloads.iteration import finish
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.placement import Plan
@@ -384,8 +386,7 @@ class Transformer:
         6738415616
         """
         sizes, family = PRESETS[check_choice("preset", name, PRESETS)], name.partition("-")[0]
-        for key in changes:
-            check_choice("argument", key, [field.name for field in fields(cls)[2:-1]])
+        _check_changes(changes)
         values: dict[str, Any] = {**sizes, **(_LLAMA if family == "llama" else {})}
         plain = cls(name, family != "bert", 1, 1, **values)
         shape = changes.keys() & set(SHAPE)
@@ -398,6 +399,70 @@ class Transformer:
         if any(np.any(getattr(model, key) != getattr(plain, key)) for key in shape):
             return replace(model, name=family)
         return model
+
+    @classmethod
+    def from_config(
+        cls,
+        config: str | Path | dict[str, Any],
+        *,
+        batch: int = 8,
+        sequence: int | None = None,
+        name: str | None = None,
+        **changes: Any,
+    ) -> "Transformer":
+        """A model of the Hugging Face Hub, as its `config.json` describes it.
+
+        It is recorded as perfkit writes such a model, with one kernel for each norm and activation;
+        the modules of the transformers library may take more. The formats of numbers are `dtype` and
+        `mixed`, whatever the file says of stored weights.
+
+        Parameters
+        ----------
+        config : str, Path or dict
+            A ``config.json`` of the transformers library, the folder that holds it, or what it holds.
+        batch : int
+            Sequences over all ranks [-].
+        sequence : int, optional
+            Tokens of one sequence; by default as many as the model has positions, and 128 for BERT
+            [-].
+        name : str, optional
+            Name of the model; by default its ``model_type``.
+        **changes : int or str
+            Further fields of `Transformer` that differ from the file [-].
+
+        Returns
+        -------
+        workload : Transformer
+            The iteration.
+
+        Raises
+        ------
+        ValueError
+            For a file that cannot be read, a ``model_type`` or an architecture that is no language
+            model that perfkit knows, a key that it does not know, and a value that changes the work
+            and that no field of a `Transformer` says. The message names key, value, what is allowed
+            and the next step.
+
+        Examples
+        --------
+        >>> config = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8,
+        ...           "intermediate_size": 14336, "max_position_embeddings": 8192}
+        >>> Transformer.from_config(config, sequence=4096).graphs()[0].parameters
+        8030261248
+        >>> Transformer.from_config({**config, "attention_bias": True})
+        Traceback (most recent call last):
+        ...
+        perfkit.workloads.hub_parts.ConfigError: config: mlp_bias is False; a Transformer can say True, as attention_bias; for anything else build the model in PyTorch and take pk.capture
+        """
+        _check_changes(changes)
+        read = read_hub_config(config, changes)
+        values = {**read.fields, **changes}
+        if sequence is None:
+            sequence = values["positions"] if read.causal else 128
+        if name is None:
+            name = read.model_type
+        check_type("name", name, str)
+        return cls(name, read.causal, batch, sequence, **values)
 
     @property
     def routed(self) -> float:
@@ -480,6 +545,12 @@ class Transformer:
         """
         ranks = check_ranks(self.batch, ranks, plan, self.accumulate)
         return record_structure(_record, self, _OPEN, ranks, accelerator)
+
+
+def _check_changes(changes: dict[str, Any]) -> None:
+    """Refuse names that are no field which may differ from a published model."""
+    for key in changes:
+        check_choice("argument", key, [field.name for field in fields(Transformer)[2:-1]])
 
 
 def _check_imbalance(imbalance: Any, experts: int, top_k: int) -> float | tuple[float, ...]:

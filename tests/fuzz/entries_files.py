@@ -86,6 +86,32 @@ CONFIG: dict[str, Any] = {
         "Ls": [20.25, 1.0, 15.5],
     },
 }
+HUB_CONFIGS: tuple[dict[str, Any], ...] = (
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 128,
+        "vocab_size": 500,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+        "quantization_config": None,
+        "tie_word_embeddings": False,
+    },
+    {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 2,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "mlp_only_layers": [],
+        "head_dim": 64,
+        "layer_types": ["full_attention", "full_attention"],
+    },
+    {"model_type": "gpt2", "n_layer": 2, "n_inner": None, "resid_pdrop": 0.1, "attn_pdrop": 0.0},
+    {"model_type": "bert", "num_hidden_layers": 1, "architectures": ["BertForMaskedLM"]},
+)
 ROWS: list[dict[str, Any]] = [
     {"rows": 1000, "dim": 64, "pooling": 3.5, "exponent": 1.05, "itemsize": 4, "name": "a"},
     {"rows": 40_000_000, "dim": 128, "pooling": 1, "exponent": 0.0, "itemsize": 4, "name": "b"},
@@ -475,6 +501,22 @@ def fit(rng: Rng, folder: Path) -> list[Any]:
     return predict_on(rng, fitted.save(folder / "fit.toml"))
 
 
+def read_hub_config(rng: Rng, folder: Path) -> pk.Transformer:
+    """Read a configuration of the Hub as a file, its folder, or a damaged dict; record the model."""
+    config = choose(rng, HUB_CONFIGS)
+    sizes = {"batch": 2, "sequence": choose(rng, (16, None))}
+    if rng.random() < 0.5:
+        model = pk.Transformer.from_config(damage_tree(rng, config), **sizes)
+    else:
+        path = folder / "config.json"
+        path.write_bytes(damage_file(rng, config))
+        model = pk.Transformer.from_config(choose(rng, (path, str(folder))), **sizes)
+    [graph] = model.graphs()
+    if not graph.parameters > 0:
+        raise Nonsense(f"{graph.parameters} parameters")
+    return model
+
+
 def read_check(path: Path) -> pk.Comparison:
     """Read predicted and measured times."""
     found = pk.Comparison.load(path)
@@ -553,5 +595,6 @@ ENTRIES: dict[str, Entry] = {
     "trials": file(".json", lambda rng: measured(choose(rng, TRIALS)), simply(Trials.load), 0.2),
     "kernel-database": Entry(read_database, 0.3),
     "trace-kineto": file(".json .json.gz", trace, read_steps, 0.25),
+    "hub-config": Entry(read_hub_config, 0.5, new=True),
     "trace-execution": file(".json", execution, simply(read_execution), 0.5),
 }

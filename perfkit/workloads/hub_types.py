@@ -1,0 +1,303 @@
+"""Types of models as the transformers library writes them into `config.json`: what each key means
+for a `Transformer`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfkit.workloads.hub_parts import (
+    BIASES,
+    EXPERTS_EVERYWHERE,
+    HEAD_WIDTH,
+    HEADS,
+    INNER,
+    LAYER_TYPES,
+    ROTATION,
+    Part,
+    make_dropout,
+)
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """What a `Transformer` makes of the configurations of one ``model_type``.
+
+    A key is read (`sizes`, `parts`), must have one of some values (`allowed`), or changes nothing
+    that is priced (`ignored`, and `IGNORED` of all types). Each other key is unknown, and refused.
+
+    Parameters
+    ----------
+    architecture : str
+        The class of the transformers library that the builder records.
+    source : str
+        The class of that library whose defaults these are.
+    sizes : mapping of str to str
+        Keys that are sizes, and the field of each.
+    defaults : mapping of str to value
+        What a key that changes the work is where a file leaves it out. A key of `allowed` that is not
+        here has an allowed value then, and any other one is null.
+    fields : mapping of str to value
+        Fields of a `Transformer` that all models of this type have.
+    parts : tuple of Part
+        Keys that are understood together.
+    allowed : mapping of str to tuple
+        Keys that change the work, and the values that the builder says.
+    ignored : tuple of str
+        Keys that change nothing that is priced.
+    causal : bool
+        See `Transformer`.
+    aliases : tuple of str
+        Further names of the architecture, which are the same program.
+    """
+
+    architecture: str
+    source: str
+    sizes: Mapping[str, str]
+    defaults: Mapping[str, Any]
+    fields: Mapping[str, Any]
+    parts: tuple[Part, ...] = ()
+    allowed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    causal: bool = True
+    aliases: tuple[str, ...] = ()
+
+    def list_read_keys(self) -> list[str]:
+        """The keys of this type that change the work."""
+        keys = [*self.sizes, *self.allowed]
+        for part in self.parts:
+            keys.extend(part.keys)
+        return keys
+
+
+#: Keys that change nothing that is priced, whatever the type: names, numbers of tokens, labels of
+#: classifiers, how text is generated, how weights are stored and drawn.
+IGNORED = (
+    *("model_type", "_name_or_path", "name_or_path", "architectures", "auto_map"),
+    *("transformers_version", "_commit_hash", "attn_implementation", "_attn_implementation"),
+    *("_attn_implementation_autoset", "torch_dtype", "dtype", "use_bfloat16", "torchscript"),
+    *("tf_legacy_loss", "tokenizer_class", "prefix", "task_specific_params", "finetuning_task"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
+    *("id2label", "label2id", "num_labels", "problem_type", "classifier_dropout"),
+    *("initializer_range", "use_cache", "is_decoder"),
+    *("return_dict", "output_hidden_states", "output_attentions", "output_scores"),
+    *("return_dict_in_generate", "max_length", "min_length", "do_sample", "early_stopping"),
+    *("num_beams", "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p"),
+    *("typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size"),
+    *("encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
+    *("forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"),
+    *("exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
+)
+#: Keys of every type that change the work, and the values that change nothing.
+ALLOWED: Mapping[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "tie_encoder_decoder": (False,),
+    "pruned_heads": ({}, None),
+    "chunk_size_feed_forward": (0,),
+    "per_layer_config": (None, {}),
+    "gradient_checkpointing": (False,),
+}
+
+_SIZES = {
+    "vocab_size": "vocabulary",
+    "max_position_embeddings": "positions",
+    "num_hidden_layers": "layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "intermediate_size": "inner",
+}
+_GPT_SIZES = {
+    "vocab_size": "vocabulary",
+    "n_positions": "positions",
+    "n_layer": "layers",
+    "n_embd": "hidden",
+    "n_head": "heads",
+}
+#: RMS norms, rotated queries and keys, and products gated by SiLU.
+_LLAMA = {"norm": "rms", "rotary": True, "gated": True, "bias": False}
+_SILU = {"hidden_act": ("silu", "swish"), "attention_dropout": (0,)}
+_ANGLES = ("rope_theta", "rms_norm_eps", "original_max_position_embeddings")
+_ROUTER = ("router_aux_loss_coef", "norm_topk_prob")
+#: Noise and a loss of the router would be kernels of their own.
+_ROUTED = {"router_jitter_noise": (0, None), "output_router_logits": (False,)}
+
+#: Types by ``model_type``. Defaults are those of version 5.24.0 of the transformers library.
+MODEL_TYPES: Mapping[str, ModelType] = {
+    "llama": ModelType(
+        architecture="LlamaForCausalLM",
+        source="transformers 5.24.0, LlamaConfig",
+        sizes=_SIZES,
+        fields=_LLAMA,
+        parts=(HEADS, HEAD_WIDTH, BIASES, ROTATION),
+        allowed=_SILU,
+        ignored=(*_ANGLES, "pretraining_tp"),
+        defaults={
+            "vocab_size": 32000,
+            "max_position_embeddings": 2048,
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "intermediate_size": 11008,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "mistral": ModelType(
+        architecture="MistralForCausalLM",
+        source="transformers 5.24.0, MistralConfig",
+        sizes=_SIZES,
+        fields=_LLAMA,
+        parts=(HEADS, HEAD_WIDTH, ROTATION),
+        allowed={**_SILU, "sliding_window": (None,)},
+        ignored=_ANGLES,
+        defaults={
+            "vocab_size": 32000,
+            "max_position_embeddings": 131072,
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "sliding_window": 4096,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "mixtral": ModelType(
+        architecture="MixtralForCausalLM",
+        source="transformers 5.24.0, MixtralConfig",
+        sizes={**_SIZES, "num_local_experts": "experts", "num_experts_per_tok": "top_k"},
+        fields=_LLAMA,
+        parts=(HEADS, HEAD_WIDTH, ROTATION),
+        allowed={**_SILU, **_ROUTED, "sliding_window": (None,)},
+        ignored=(*_ANGLES, *_ROUTER),
+        defaults={
+            "vocab_size": 32000,
+            "max_position_embeddings": 131072,
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3": ModelType(
+        architecture="Qwen3ForCausalLM",
+        source="transformers 5.24.0, Qwen3Config",
+        sizes=_SIZES,
+        fields={**_LLAMA, "qk_norm": True},
+        parts=(HEADS, HEAD_WIDTH, LAYER_TYPES, ROTATION),
+        allowed={**_SILU, "attention_bias": (False,), "use_sliding_window": (False,)},
+        ignored=(*_ANGLES, "sliding_window", "max_window_layers"),
+        defaults={
+            "vocab_size": 151936,
+            "max_position_embeddings": 32768,
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "intermediate_size": 22016,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3_moe": ModelType(
+        architecture="Qwen3MoeForCausalLM",
+        source="transformers 5.24.0, Qwen3MoeConfig",
+        sizes={
+            "vocab_size": "vocabulary",
+            "max_position_embeddings": "positions",
+            "num_hidden_layers": "layers",
+            "hidden_size": "hidden",
+            "num_attention_heads": "heads",
+            "moe_intermediate_size": "inner",
+            "num_experts": "experts",
+            "num_experts_per_tok": "top_k",
+        },
+        fields={**_LLAMA, "qk_norm": True},
+        parts=(HEADS, HEAD_WIDTH, LAYER_TYPES, EXPERTS_EVERYWHERE, ROTATION),
+        allowed={
+            **_SILU,
+            **_ROUTED,
+            "attention_bias": (False,),
+            "use_sliding_window": (False,),
+        },
+        # the width of MLPs in layers without experts, of which there are none
+        ignored=(
+            *_ANGLES,
+            *_ROUTER,
+            *("intermediate_size", "sliding_window", "max_window_layers"),
+        ),
+        defaults={
+            "vocab_size": 151936,
+            "max_position_embeddings": 32768,
+            "num_hidden_layers": 24,
+            "hidden_size": 2048,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "decoder_sparse_step": 1,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gpt2": ModelType(
+        architecture="GPT2LMHeadModel",
+        source="transformers 5.24.0, GPT2Config",
+        sizes=_GPT_SIZES,
+        fields={},
+        parts=(INNER, make_dropout("resid_pdrop", "embd_pdrop", scores="attn_pdrop")),
+        allowed={
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "reorder_and_upcast_attn": (False,),
+        },
+        ignored=(
+            *("n_ctx", "layer_norm_epsilon", "summary_type", "summary_use_proj"),
+            *("summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+        ),
+        defaults={
+            "vocab_size": 50257,
+            "n_positions": 1024,
+            "n_layer": 12,
+            "n_embd": 768,
+            "n_head": 12,
+            "resid_pdrop": 0.1,
+            "embd_pdrop": 0.1,
+            "attn_pdrop": 0.1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "bert": ModelType(
+        architecture="BertForMaskedLM",
+        source="transformers 5.24.0, BertConfig",
+        sizes=_SIZES,
+        fields={},
+        parts=(make_dropout("hidden_dropout_prob", scores="attention_probs_dropout_prob"),),
+        allowed={
+            "hidden_act": ("gelu",),
+            "type_vocab_size": (2,),
+            "position_embedding_type": ("absolute",),
+            "is_decoder": (False,),
+        },
+        ignored=("layer_norm_eps",),
+        defaults={
+            "vocab_size": 30522,
+            "max_position_embeddings": 512,
+            "num_hidden_layers": 12,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.1,
+            "tie_word_embeddings": True,
+        },
+        causal=False,
+    ),
+}

@@ -1,0 +1,366 @@
+"""Configurations of the Hugging Face Hub: models with their published numbers of parameters, and
+clear refusals of what a Transformer cannot say."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perfkit as pk
+from perfkit.workloads.hub_config import read_hub_config
+from perfkit.workloads.hub_types import IGNORED, MODEL_TYPES
+
+Config = dict[str, Any]
+
+#: As on the Hub: https://huggingface.co/NousResearch/Meta-Llama-3-8B/blob/main/config.json
+LLAMA_3_8B: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.0.dev0",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+#: https://huggingface.co/openai-community/gpt2/blob/main/config.json
+GPT2: Config = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "bos_token_id": 50256,
+    "embd_pdrop": 0.1,
+    "eos_token_id": 50256,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "summary_activation": None,
+    "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    "vocab_size": 50257,
+}
+#: https://huggingface.co/google-bert/bert-base-uncased/blob/main/config.json
+BERT: Config = {
+    "architectures": ["BertForMaskedLM"],
+    "attention_probs_dropout_prob": 0.1,
+    "gradient_checkpointing": False,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "model_type": "bert",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "transformers_version": "4.6.0.dev0",
+    "type_vocab_size": 2,
+    "use_cache": True,
+    "vocab_size": 30522,
+}
+#: https://huggingface.co/mistralai/Mistral-7B-v0.3/blob/main/config.json
+MISTRAL: Config = {
+    "architectures": ["MistralForCausalLM"],
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 32768,
+}
+#: https://huggingface.co/mistralai/Mixtral-8x7B-v0.1/blob/main/config.json
+MIXTRAL: Config = {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mixtral",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+#: https://huggingface.co/Qwen/Qwen3-30B-A3B/blob/main/config.json
+QWEN3_MOE: Config = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def count(config: Config | Path | str, **changes: Any) -> int:
+    """Parameters of a configuration."""
+    [graph] = pk.Transformer.from_config(config, sequence=64, **changes).graphs()
+    return graph.parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        # the number of parameters of safetensors, on the cards of the Hub; of GPT-2 and BERT as
+        # PyTorch counts them, where the head has the weights of the embedding
+        (LLAMA_3_8B, 8_030_261_248),
+        (GPT2, 124_439_808),
+        (BERT, 109_514_298),
+        (MISTRAL, 7_248_023_552),
+        (MIXTRAL, 46_702_792_704),
+        (QWEN3_MOE, 30_532_122_624),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_a_model_has_its_published_number_of_parameters(config: Config, parameters: int) -> None:
+    assert count(config) == parameters
+
+
+def test_a_configuration_is_the_preset_of_the_same_model() -> None:
+    read = pk.Transformer.from_config(LLAMA_3_8B, batch=16, name="llama-3-8b", dtype="bf16")
+    assert read == pk.Transformer.preset("llama-3-8b", batch=16, dtype="bf16")
+    large = {**GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48}
+    read = pk.Transformer.from_config(large, name="gpt2-xl", dropout=0.0)
+    assert read == pk.Transformer.gpt2("gpt2-xl")
+    read = pk.Transformer.from_config(BERT, name="bert-base", inner=0)
+    assert read == pk.Transformer.bert("bert-base", dropout=0.1)
+
+
+def test_a_file_its_folder_and_its_dict_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA_3_8B), encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    expected = pk.Transformer.from_config(LLAMA_3_8B)
+    for path in (file, str(file), tmp_path, str(tmp_path), "~/config.json", "~"):
+        assert pk.Transformer.from_config(path) == expected
+
+
+def test_what_is_left_out_is_the_default_of_the_class() -> None:
+    """Mistral 7B v0.1 is what MistralConfig is without any argument."""
+    assert count({"model_type": "mistral", "sliding_window": None}) == 7_241_732_096
+    with pytest.raises(ValueError, match="sliding_window is 4096; a Transformer can say null"):
+        count({"model_type": "mistral"})
+    # Qwen3 has heads of 128 unless told, and so has no `head_dim` of its width over its heads
+    read = pk.Transformer.from_config({"model_type": "qwen3", "hidden_size": 1024})
+    assert (read.head_width, read.heads, read.hidden) == (128, 32, 1024)
+    # heads of keys and values are as many as heads
+    read = pk.Transformer.from_config({"model_type": "llama", "num_attention_heads": 16})
+    assert read.kv_heads == 16
+
+
+def test_fields_that_are_given_win() -> None:
+    read = pk.Transformer.from_config(LLAMA_3_8B, layers=2, sequence=128, optimizer="sgd")
+    assert (read.layers, read.sequence, read.optimizer) == (2, 128, "sgd")
+    assert pk.Transformer.from_config(LLAMA_3_8B).sequence == 8192
+    assert pk.Transformer.from_config(LLAMA_3_8B, positions=256).sequence == 256
+    assert pk.Transformer.from_config(BERT).sequence == 128
+    with pytest.raises(ValueError, match=r"argument is 'layer'; .*did you mean 'layers'"):
+        pk.Transformer.from_config(LLAMA_3_8B, layer=2)
+
+
+def test_dropout_is_one_share() -> None:
+    assert pk.Transformer.from_config(GPT2).dropout == 0.1
+    assert pk.Transformer.from_config(GPT2, dropout=0).dropout == 0
+    unlike = {**GPT2, "embd_pdrop": 0.0}
+    with pytest.raises(ValueError, match=r"resid_pdrop is 0.1 and embd_pdrop 0; .*give dropout="):
+        pk.Transformer.from_config(unlike)
+    assert pk.Transformer.from_config(unlike, dropout=0.1).dropout == 0.1
+    # scores are dropped only where they are stored
+    kept = {**GPT2, "attn_pdrop": 0.0}
+    assert pk.Transformer.from_config(kept).dropout == 0.1
+    with pytest.raises(ValueError, match=r"attn_pdrop is 0 and resid_pdrop 0.1"):
+        pk.Transformer.from_config(kept, attention="eager")
+
+
+#: What changes the work and cannot be said, and the words of the refusal.
+REFUSED: list[tuple[Config, str]] = [
+    ({**LLAMA_3_8B, "hidden_act": "gelu"}, 'hidden_act is \'gelu\'; .*"silu" or "swish"'),
+    ({**LLAMA_3_8B, "attention_bias": True}, "mlp_bias is False; .*as attention_bias"),
+    ({**LLAMA_3_8B, "attention_dropout": 0.1}, r"attention_dropout is 0.1; .*say 0;.*pk\.capture"),
+    ({**LLAMA_3_8B, "rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters is"),
+    ({**LLAMA_3_8B, "partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25; .*say 1;"),
+    ({**LLAMA_3_8B, "quantization_config": {"quant_method": "gptq"}}, "quantization_config is"),
+    ({**LLAMA_3_8B, "pruned_heads": {"1": [2]}}, r"pruned_heads is \{'1': \[2\]\}"),
+    ({**LLAMA_3_8B, "new_attention": 4}, "'new_attention' is 4, a key that perfkit does not know"),
+    ({**LLAMA_3_8B, "sliding_window": 4096}, "'sliding_window' is 4096, a key .* does not know"),
+    ({**MISTRAL, "sliding_window": 4096}, "sliding_window is 4096; .*say null"),
+    ({**MIXTRAL, "router_jitter_noise": 0.01}, "router_jitter_noise is 0.01; .*0 or null"),
+    ({**MIXTRAL, "output_router_logits": True}, "output_router_logits is True; .*say false"),
+    ({**QWEN3_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step is 2; .*say 1"),
+    ({**QWEN3_MOE, "mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
+    ({**QWEN3_MOE, "use_sliding_window": True}, "use_sliding_window is True"),
+    ({**QWEN3_MOE, "layer_types": ["sliding_attention"]}, "layer_types is"),
+    ({**GPT2, "reorder_and_upcast_attn": True}, "reorder_and_upcast_attn is True"),
+    ({**GPT2, "add_cross_attention": True}, "add_cross_attention is True"),
+    ({**BERT, "type_vocab_size": 4}, "type_vocab_size is 4; .*say 2"),
+    ({**BERT, "is_decoder": True}, "is_decoder is True; .*say false"),
+    ({**BERT, "gradient_checkpointing": True}, "gradient_checkpointing is True"),
+    ({**BERT, "architectures": ["BertForSequenceClassification"]}, "BertForMaskedLM"),
+    ({**LLAMA_3_8B, "architectures": ["LlamaModel"]}, "a Transformer is LlamaForCausalLM"),
+    ({"model_type": "vit", "architectures": ["ViTForImageClassification"]}, "ViTForImageClass"),
+    ({"model_type": "t5", "is_encoder_decoder": True}, "model_type is 't5'; known are llama"),
+    ({"model_type": "lama"}, "did you mean 'llama'"),
+    ({"model_type": "gemma3", "text_config": {}}, "give the dict of text_config"),
+    ({"hidden_size": 64}, "config has no model_type"),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), REFUSED, ids=[words[:30] for _, words in REFUSED])
+def test_what_a_transformer_cannot_say_is_refused_by_name(config: Config, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as refusal:
+        pk.Transformer.from_config(config)
+    said = str(refusal.value)
+    assert "\n" not in said
+    assert re.search(r"pk\.capture|dict of text_config|config\.json|did you mean", said)
+
+
+def test_values_that_change_nothing_pass() -> None:
+    expected = pk.Transformer.from_config(LLAMA_3_8B)
+    neutral = {
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+        "rope_parameters": {"rope_theta": 500000.0, "partial_rotary_factor": 1.0},
+        "pruned_heads": {},
+        "chunk_size_feed_forward": 0,
+        "head_dim": 128,
+        "mlp_bias": False,
+        "attention_dropout": 0,
+        "quantization_config": {"quant_method": "fp8"},
+    }
+    for key, value in neutral.items():
+        assert pk.Transformer.from_config({**LLAMA_3_8B, key: value}) == expected, key
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**LLAMA_3_8B, "hidden_size": "4096"}, "hidden_size is '4096'; it must be a whole number"),
+        ({**LLAMA_3_8B, "vocab_size": None}, "vocab_size is None"),
+        ({**LLAMA_3_8B, "num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({**LLAMA_3_8B, "hidden_size": True}, "hidden_size is True"),
+        ({**LLAMA_3_8B, "hidden_size": float("nan")}, "hidden_size is nan"),
+        ({**LLAMA_3_8B, "tie_word_embeddings": 1}, "tie_word_embeddings is 1; .*true or false"),
+        ({**LLAMA_3_8B, "rope_scaling": 2}, "rope_scaling is 2; it must be an object"),
+        ({**LLAMA_3_8B, "architectures": "Llama"}, "architectures is 'Llama'; it must be a list"),
+        ({**LLAMA_3_8B, "architectures": [3]}, r"architectures is \[3\]"),
+        ({**LLAMA_3_8B, "torch_dtype": object()}, "torch_dtype is .*which no JSON holds"),
+        ({**LLAMA_3_8B, 3: 4}, "3 is 4, a key that perfkit does not know"),
+        ({**LLAMA_3_8B, "num_key_value_heads": 5}, "kv_heads is 5; it must divide heads"),
+        ({"model_type": ["llama"]}, r"model_type is \['llama'\]"),
+        (b"{}", "config is b'{}'; it must be the path"),
+        (None, "config is None; it must be the path"),
+        ("", "config is ''; it is empty"),
+    ],
+)
+def test_nonsense_is_refused(config: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        pk.Transformer.from_config(config)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    for text, words in {
+        "": "it is empty",
+        "{": "cannot be read: .*name the config.json of a model",
+        "[1]": r"it holds \[1\], not an object",
+        "<!DOCTYPE html><html>": "a web page",
+        '{"a": ' * 40 + "1" + "}" * 40: "levels",
+        "[" * 100_000: "cannot be read",
+    }.items():
+        file = tmp_path / "config.json"
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=words):
+            pk.Transformer.from_config(file)
+    with pytest.raises(ValueError, match="No such file"):
+        pk.Transformer.from_config(tmp_path / "none")
+
+
+class Dumps:
+    """As the configuration of a loaded model."""
+
+    def to_dict(self) -> Config:
+        return LLAMA_3_8B
+
+
+def test_a_configuration_object_is_told_its_dict() -> None:
+    with pytest.raises(ValueError, match=r"'Dumps', an object; give its to_dict\(\)"):
+        pk.Transformer.from_config(Dumps())  # type: ignore[arg-type]
+    assert pk.Transformer.from_config(Dumps().to_dict()).layers == 32
+
+
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_each_key_of_a_type_has_one_meaning(name: str) -> None:
+    kind = MODEL_TYPES[name]
+    read = kind.list_read_keys()
+    assert len(read) == len({*read}), "a key is read twice"
+    assert not {*read} & {*kind.ignored}
+    assert not {*kind.ignored} & {*IGNORED}
+    assert {*kind.defaults} <= {*read, "tie_word_embeddings"}, "a default that nothing reads"
+    assert "tie_word_embeddings" in kind.defaults
+    missing = {*kind.sizes} - {*kind.defaults}
+    assert not missing, "sizes have defaults"
+    assert read_hub_config({"model_type": name, **NEUTRAL.get(name, {})}, {}).model_type == name
+
+
+#: What each type needs beside its defaults to be one that a Transformer can say.
+NEUTRAL: dict[str, Config] = {"mistral": {"sliding_window": None}}
