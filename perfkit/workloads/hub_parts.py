@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from perfkit.ground.units import check_positive, read_number, show
-from perfkit.workloads.blocks import UNFUSED
+from perfkit.workloads.attention_blocks import UNFUSED
 
 
 class ConfigError(ValueError):
