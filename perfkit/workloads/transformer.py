@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.ground.files import group_rows
 from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.models.experts import Imbalance
@@ -25,14 +24,10 @@ from perfkit.workloads.rank_share import RankShare
 from perfkit.workloads.sizes import check_ranks, check_size, refuse_sizes
 from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
+from perfkit.workloads.transformer_presets import TRANSFORMERS, find_preset
 
-_SIZES = ("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "inner")
-_ROWS = group_rows("model", "published", "transformers.csv")
-#: Published configurations: sizes by name [-].
-PRESETS = {
-    name: {size: int(row[size]) for size in _SIZES if row[size]} for name, [row] in _ROWS.items()
-}
-_LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
+#: Fields of published models, by name.
+PRESETS = {name: preset.fields for name, preset in TRANSFORMERS.items()}
 #: Fields that make a model another one than its preset, which then loses its name.
 SHAPE = (
     "layers",
@@ -42,7 +37,11 @@ SHAPE = (
     "kv_heads",
     "head_width",
     "inner",
-    *_LLAMA,
+    "norm",
+    "gated",
+    "rotary",
+    "tie",
+    "bias",
 )
 #: Most passes through layers in one direction: a graph has to fit into memory [-].
 MOST_PASSES = 10_000
@@ -361,12 +360,12 @@ class Transformer:
     def preset(
         cls, name: str, *, batch: int = 8, sequence: int | None = None, **changes: Any
     ) -> "Transformer":
-        """A published language model: BERT, GPT-2, GPT-3, MPT or Llama.
+        """A published language model, such as GPT-3, Llama, Mixtral or Qwen3.
 
         Parameters
         ----------
         name : str
-            One of `PRESETS`, such as ``llama-3-8b``.
+            One of those that `perfkit models` lists, such as ``llama-3-8b``.
         batch : int
             Sequences over all ranks [-].
         sequence : int, optional
@@ -385,10 +384,10 @@ class Transformer:
         >>> Transformer.preset("llama-2-7b").graphs()[0].parameters
         6738415616
         """
-        sizes, family = PRESETS[check_choice("preset", name, PRESETS)], name.partition("-")[0]
+        preset = find_preset(name)
         _check_changes(changes)
-        values: dict[str, Any] = {**sizes, **(_LLAMA if family == "llama" else {})}
-        plain = cls(name, family != "bert", 1, 1, **values)
+        values = dict(preset.fields)
+        plain = cls(name, preset.causal, 1, 1, **values)
         shape = changes.keys() & set(SHAPE)
         for key in shape & {"layers", *SIZES}:
             check_size(key, changes[key])
@@ -397,7 +396,7 @@ class Transformer:
         # compared once the model has checked them: other types answer no comparison
         model = cls(name, plain.causal, batch, **values)
         if any(np.any(getattr(model, key) != getattr(plain, key)) for key in shape):
-            return replace(model, name=family)
+            return replace(model, name=name.partition("-")[0])
         return model
 
     @classmethod

@@ -1,0 +1,102 @@
+"""Published language models by name: their fields as a `Transformer`, and how many parameters they are
+said to have."""
+
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from perfkit.ground.files import group_rows
+from perfkit.ground.units import show
+from perfkit.workloads.hub_types import MODEL_TYPES
+
+#: Columns that are fields of a `Transformer`; one that is empty has its default.
+_SIZES = (
+    *("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "head_width", "inner"),
+    *("experts", "top_k"),
+)
+
+
+class Preset(NamedTuple):
+    """A published language model.
+
+    Parameters
+    ----------
+    model_type : str
+        Its type, one of `MODEL_TYPES`.
+    causal : bool
+        See `Transformer`.
+    fields : dict of str to value
+        Fields of a `Transformer`; those that are missing have its defaults.
+    parameters : int or None
+        Published number of parameters; None if the name alone says how many there are [-].
+    rounding : int
+        Unit of the last published digit, below which a number may be rounded or cut; 0 for one that
+        is exact [-].
+    """
+
+    model_type: str
+    causal: bool
+    fields: dict[str, Any]
+    parameters: int | None
+    rounding: int
+
+
+def _read_preset(row: dict[str, str]) -> Preset:
+    """A row of the table as a model."""
+    kind = MODEL_TYPES[row["type"]]
+    fields = dict(kind.fields)
+    fields["tie"] = kind.defaults["tie_word_embeddings"]
+    if row["tie"]:
+        fields["tie"] = row["tie"] == "1"
+    for size in _SIZES:
+        if row[size]:
+            fields[size] = int(row[size])
+    parameters = None
+    if row["parameters"]:
+        parameters = int(row["parameters"])
+    return Preset(row["type"], kind.causal, fields, parameters, int(row["rounding"] or 0))
+
+
+#: Published models by name.
+TRANSFORMERS = {
+    name: _read_preset(row)
+    for name, [row] in group_rows("model", "published", "transformers.csv").items()
+}
+
+
+def find_preset(name: Any) -> Preset:
+    """Find a published model.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+
+    Returns
+    -------
+    preset : Preset
+        The model.
+
+    Raises
+    ------
+    ValueError
+        If there is none of that name; the message has those that are spelled alike.
+
+    Examples
+    --------
+    >>> find_preset("llama3-8b")
+    Traceback (most recent call last):
+    ...
+    ValueError: preset is 'llama3-8b'; did you mean 'llama-3-8b', 'llama-3.1-8b', 'llama-7b'? `perfkit models` lists all; Transformer.from_config reads the config.json of any other
+    """
+    if isinstance(name, str) and name in TRANSFORMERS:
+        return TRANSFORMERS[name]
+    near: list[str] = []
+    if isinstance(name, str):
+        near = [show(close) for close in get_close_matches(name.lower(), TRANSFORMERS, n=3)]
+    hint = "known are " + ", ".join([*TRANSFORMERS][:4]) + " and more;"
+    if near:
+        hint = f"did you mean {', '.join(near)}?"
+    raise ValueError(
+        f"preset is {show(name)}; {hint} `perfkit models` lists all; Transformer.from_config reads the "
+        "config.json of any other"
+    )
