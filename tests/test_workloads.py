@@ -71,6 +71,8 @@ NAMED_ALIKE = {
     *("overlap", "parallel", "reduce_dtype", "fused_accumulation"),
     *("vocabulary_multiple", "keeps_fp8"),
     *("qk_norm", "experts", "top_k", "capacity", "imbalance", "fused_permutation"),
+    *("expert_width", "shared_experts", "shared_width", "shared_gate"),
+    *("dense_layers", "expert_interval"),
 }
 
 

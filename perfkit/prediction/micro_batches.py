@@ -159,7 +159,7 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
     queries = column * (head_width * model.heads / s.tp)
     has_experts = model.experts > 0
     matrices = 3 if model.gated else 2
-    inner = np.ceil((model.inner or 4 * model.hidden) / s.ranks_of_expert)
+    inner = np.ceil(model.width_of_expert / s.ranks_of_expert)
     experts = (model.experts // s.ep) * (matrices * model.hidden * inner)
     sharers = np.maximum(s.owners * s.tp // (s.ep * s.ranks_of_expert), 1)
     # ranks that share experts with each other send their own tokens

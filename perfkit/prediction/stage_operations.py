@@ -37,20 +37,22 @@ class OperationTable:
     """Operations that stages repeat: their labels, number formats, sizes, and the bytes that each
     reads and writes.
 
-    It begins with those of one recorded micro-batch. What stages need beside these is added when it
-    is first asked for, and found again afterwards.
+    It begins with those of recorded micro-batches, one for each kind of layers. What stages need
+    beside these is added when it is first asked for, and found again afterwards.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.labels = list(graph.labels)
-        self.traffic = list(graph.traffic[:, -1])
-        if graph.dtypes:
-            self.dtypes = list(graph.dtypes)
-        else:
-            self.dtypes = [graph.dtype for _ in graph.labels]
-        self.sizes = [OperationSizes(*row) for row in _list_rows(graph, OperationSizes._fields)]
-        self.host_calls = [HostCalls(*row) for row in _list_rows(graph, HostCalls._fields)]
-        self.recorded = len(graph)
+    def __init__(self, graphs: Sequence[Graph]) -> None:
+        self.labels: list[Label] = []
+        self.traffic: list[float] = []
+        self.dtypes: list[str] = []
+        self.sizes: list[OperationSizes] = []
+        self.host_calls: list[HostCalls] = []
+        #: Rows of each recorded micro-batch.
+        self.recorded: list[range] = []
+        #: Whether operations have number formats of their own.
+        self.has_dtypes = any(graph.dtypes for graph in graphs)
+        for graph in graphs:
+            self._add_recorded(graph)
         #: Rows that were added, by what was asked for.
         self._copies: dict[tuple[int, str, float], int] = {}
         self._with_calls_before: dict[tuple[int, float], int] = {}
@@ -62,10 +64,24 @@ class OperationTable:
             phase: self.make_block([self.copy(host, phase)]) for phase in ("forward", "backward")
         }
 
-    def find(self, region: str, phase: str) -> list[int]:
-        """Rows of a region in a phase, as they were recorded."""
+    def _add_recorded(self, graph: Graph) -> None:
+        """Add the operations of a recorded micro-batch."""
+        begin = len(self.labels)
+        self.labels += graph.labels
+        self.traffic += list(graph.traffic[:, -1])
+        if graph.dtypes:
+            self.dtypes += graph.dtypes
+        else:
+            self.dtypes += [graph.dtype for _ in graph.labels]
+        self.sizes += [OperationSizes(*row) for row in _list_rows(graph, OperationSizes._fields)]
+        self.host_calls += [HostCalls(*row) for row in _list_rows(graph, HostCalls._fields)]
+        self.recorded.append(range(begin, len(self.labels)))
+
+    def find(self, region: str, phase: str, number: int = 0) -> list[int]:
+        """Rows of a region in a phase, as they were recorded in the micro-batch of a kind of layers."""
         rows = []
-        for row, label in enumerate(self.labels[: self.recorded]):
+        for row in self.recorded[number]:
+            label = self.labels[row]
             if label.phase == phase and label.module.startswith(region):
                 rows.append(row)
         return rows

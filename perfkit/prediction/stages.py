@@ -9,52 +9,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.units import check_type, show
-from perfkit.models.experts import DISPATCH
 from perfkit.models.partitions import Step, find_schedules, list_steps
 from perfkit.platform.platform import Platform
-from perfkit.prediction.messages import MessageTimes
-from perfkit.prediction.micro_batches import PAIRS, record_micro_batch, size_micro_batch
+from perfkit.prediction.micro_batches import PAIRS, record_micro_batch
 from perfkit.prediction.ranks import resolve_workload
-from perfkit.prediction.stage_operations import Block, OperationTable
+from perfkit.prediction.stage_blocks import Communicator, KindOfPass
+from perfkit.prediction.stage_operations import OperationTable
 from perfkit.prediction.stage_programs import Program, Unit
 from perfkit.prediction.strategies import check_device, price_strategies
-from perfkit.prediction.strategy_records import REGIONS
-from perfkit.prediction.tiles import Piece, send_in_tiles
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.columns import Accesses, Features, HeldMemory
 from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import Graph, KernelKey
-from perfkit.workloads.operations import CAST_ONCE
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.layer_kinds import list_kinds
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.stack import STACKS, Stack, name_usual_stacks
 from perfkit.workloads.strategy import Strategy, list_fits, spread_chunks
 from perfkit.workloads.transformer import MOST_PASSES, Transformer
 
-#: Communicators: ranks that share layers, sequences, experts, and products of an expert
-#: (`perfkit.workloads.blocks.SHARING_EXPERT`); replicas, groups of replicas (hybrid sharding), and
-#: replicas of experts; and ranks that share experts once more, for messages beside passes. Those of
-#: neighbouring stages follow, two for each pair.
-_TENSOR, _CONTEXT, _EXPERTS, _EXPERT, _REPLICAS, _ACROSS, _ROUTED, _BESIDE = range(PAIRS)
 #: Most operations of all stages [-].
 _MOST = 3_000_000
-#: Passes: forward, backward, and the gradients of weights that a schedule puts off.
-_PHASES = ("forward", "backward", "weights")
-
-
-class _AttentionRun(NamedTuple):
-    """Kernels of attention that follow one another in a pass.
-
-    Parameters
-    ----------
-    first, last : int
-        Positions of the first and of the last one in the pass [-].
-    computes_gradients : bool
-        Whether they are those of the backward pass, and not computed again.
-    """
-
-    first: int
-    last: int
-    computes_gradients: bool
 
 
 class _UnitMessage(NamedTuple):
@@ -92,30 +66,25 @@ class _StageMaker:
     ) -> None:
         self.schedule = find_schedules(s.schedule)
         self.puts_off_weights = bool(s.puts_off_weights)
-        graph, _, weights = record_micro_batch(model, s, execution, pads_products=pads_products)
         self.model = model
         self.s = s
-        self.graph = graph
-        self.sizes = size_micro_batch(model, s)
-        self.table = OperationTable(graph)
-        #: How tokens go to experts, and the size of a message of them [B].
-        self.dispatch = "all_to_all"
-        self.dispatched = float(self.sizes.routed)
-        if s.dispatch == "once" and model.experts:
-            self.dispatch = DISPATCH
-            sent = MessageTimes(platform).size_dispatched(
-                np.array([self.sizes.tokens * self.sizes.load]),
-                s.ep,
-                s.apart_for_experts,
-                experts=model.experts,
-                top_k=model.top_k,
-            )
-            self.dispatched = float(sent[0])
-        #: Trained numbers of each region on a rank, and of all.
-        self.weights = {
-            region: float(numbers[-1]) for region, numbers in zip(REGIONS, weights, strict=True)
+        kinds = list_kinds(model)
+        recorded = [
+            record_micro_batch(kind.model, s, execution, pads_products=pads_products)
+            for kind in kinds
+        ]
+        self.graph = recorded[0].graph
+        self.table = OperationTable([micro_batch.graph for micro_batch in recorded])
+        #: What passes run, by the kind of their layers; that of most layers comes first.
+        self.kinds = [
+            KindOfPass(kind.model, platform, s, self.table, number, recorded[number].weights)
+            for number, kind in enumerate(kinds)
+        ]
+        self.most_common = self.kinds[0]
+        self.kind_of_layer = {
+            layer: self.kinds[number] for number, kind in enumerate(kinds) for layer in kind.layers
         }
-        self.all_weights = sum(self.weights.values())
+        self.sizes = self.most_common.sizes
         self.scattered = bool(s.scattered)
         self.micro_batches = int(self.sizes.micro)
         #: Ranks that share what ZeRO says, groups of such ranks, and ranks that share experts.
@@ -124,175 +93,20 @@ class _StageMaker:
         self.sharers = int(self.sizes.sharers)
         #: Layers of each chunk, in the order of a forward pass.
         self.layers_of_chunks = self.spread_layers()
-        #: Blocks by region, phase, and whether they are those of the first micro-batch.
-        self.passes: dict[tuple[str, str, bool], Block] = {}
-        for region in REGIONS:
-            for phase in _PHASES:
-                for first in (False, True):
-                    block = self.make_pass(region, phase, first=first)
-                    self.passes[region, phase, first] = block
-        #: Layers whose tokens go to experts beside another pass, by phase and whether they are those
-        #: of the first micro-batch.
-        self.beside: dict[tuple[str, bool], Block] = {}
-        if self.runs_pairs:
-            for phase in ("forward", "backward"):
-                for first in (False, True):
-                    self.beside[phase, first] = self.make_beside(phase, first=first)
-        self.updates = [row for row in self.table.find("", "update") if not self.is_exchange(row)]
+        self.updates = []
+        for row in self.table.find("", "update"):
+            if not self.table.labels[row].module.startswith("exchange"):
+                self.updates.append(row)
 
-    def is_exchange(self, row: int) -> bool:
-        """Whether an operation belongs to messages of replicas."""
-        return self.table.labels[row].module.startswith("exchange")
+    def find_kind(self, unit: Unit) -> KindOfPass:
+        """What passes through a unit run."""
+        if unit.region != "layers":
+            return self.most_common
+        return self.kind_of_layer[unit.layer]
 
-    # What a pass through a region runs
-
-    def make_pass(self, region: str, phase: str, *, first: bool) -> Block:
-        """The block of a region in a pass, of the first micro-batch or of a later one."""
-        if phase == "forward":
-            rows = self.list_forward_rows(region, first=first)
-        else:
-            rows = self.list_backward_rows(region, phase, first=first)
-        if region == "layers" and phase != "weights":
-            return self.add_exchanges(rows, phase, self.list_expert_messages(phase))
-        return self.table.make_block(rows)
-
-    def list_forward_rows(self, region: str, *, first: bool) -> list[int]:
-        """Rows of a forward pass; weights in fp8 that are kept are cast in the first one alone."""
-        rows = self.table.find(region, "forward")
-        if first:
-            return rows
-        return [row for row in rows if self.table.labels[row].name != CAST_ONCE]
-
-    def make_beside(self, phase: str, *, first: bool) -> Block:
-        """The block of a layer in a pass whose tokens go to experts beside another pass."""
-        rows = self.list_forward_rows("layers", first=first)
-        if phase == "backward":
-            rows = self.list_backward_rows("layers", "backward", first=first)
-        return self.add_exchanges(rows, phase, [])
-
-    def list_backward_rows(self, region: str, phase: str, *, first: bool) -> list[int]:
-        """Rows of a backward pass, or of the gradients of weights that it puts off."""
-        table, s = self.table, self.s
-        # gradients of a single micro-batch are added to nothing; those of the first of several
-        # too, but to the zeros of buffers where ranks share layers or sequences; those of
-        # Megatron-LM hold that of a single micro-batch, too
-        without_sums = first and not s.buffers and (self.micro_batches == 1 or bool(s.alone))
-        rows = []
-        calls_of_sums = 0.0
-        for row in table.find(region, "backward"):
-            if self.is_put_off(region, row) != (phase == "weights"):
-                continue
-            if table.labels[row].name != "add_":
-                # the host still makes the calls without a kernel of sums that are left out
-                rows.append(table.call_before(row, calls_of_sums) if calls_of_sums else row)
-                calls_of_sums = 0.0
-                continue
-            sum_of_gradients = row
-            if self.scattered:
-                sum_of_gradients = table.copy(row, "backward", 1.0 / self.owners)
-            if without_sums:
-                calls_of_sums += table.host_calls[sum_of_gradients].bare
-            else:
-                rows.append(sum_of_gradients)
-        if without_sums and phase == "backward" and s.zero == 1 and self.micro_batches > 1:
-            # PyTorch casts the first gradients of those that it adds up
-            share = self.weights[region] / self.all_weights
-            for row in table.find("exchange.narrow", "update"):
-                rows.append(table.copy(row, "backward", share))
-        return rows
-
-    def is_put_off(self, region: str, row: int) -> bool:
-        """Whether an operation of a backward pass is run later, with the gradients of weights."""
-        if region != "layers" or not self.puts_off_weights:
-            return False
-        return self.table.labels[row].kernel == KernelKey("gemm", "tn")
-
-    def add_exchanges(self, rows: list[int], phase: str, before: list[int]) -> Block:
-        """A layer with some messages before it, those of ranks that share experts, and those of ranks
-        that share sequences around attention."""
-        if phase == "backward" and self.s.checkpoint == "selective":
-            rows = self.list_attention_again(phase) + rows
-        ordered = [*before]
-        waits: dict[int, int] = {}
-        begin = 0
-        for run in self.find_attention_runs(rows, phase):
-            ordered += rows[begin : run.first]
-            kernels = rows[run.first : run.last + 1]
-            if self.s.ulysses:
-                messages = self.list_swaps(phase)
-                ordered += messages + kernels + messages[:1]
-            else:
-                messages = self.list_ring_messages(phase, gradients=run.computes_gradients)
-                kernels_of_part = len(kernels)
-                kernels = self.share_on_ring(kernels, phase)
-                # each message on the ring runs beside the kernels of a part of the keys
-                first_kernel = len(ordered) + len(messages)
-                for number in range(len(messages)):
-                    kernels_before = min(kernels_of_part * (number + 1), len(kernels))
-                    waits[len(ordered) + number] = first_kernel + kernels_before
-                ordered += messages + kernels
-            begin = run.last + 1
-        ordered += rows[begin:]
-        if self.s.tiled and self.s.tp > 1:
-            return self.send_in_tiles(ordered, waits)
-        return self.table.make_block(ordered, waits)
-
-    def send_in_tiles(self, rows: list[int], waits: dict[int, int]) -> Block:
-        """A pass through a layer whose messages among ranks that share it are sent in tiles, as many
-        as there are ranks."""
-        tile = 1.0 / self.s.tp
-        tiled = send_in_tiles([self.table.labels[row] for row in rows], waits)
-        placed_rows = []
-        for placed in tiled.operations:
-            row = rows[placed.position]
-            if placed.piece is Piece.TILE:
-                row = self.table.take_part(row, tile, is_first=placed.is_first)
-            elif placed.piece is Piece.OTHERS:
-                row = self.table.take_part(row, 1.0 - tile, is_first=placed.is_first)
-            placed_rows.append(row)
-        return self.table.make_block(placed_rows, tiled.waits)
-
-    def list_attention_again(self, phase: str) -> list[int]:
-        """Attention between its projections, computed again in the backward pass."""
-        forward = self.table.find("layers", "forward")
-        positions = self.table.find_attention(forward)
-        again = forward[positions[0] : positions[-1] + 1]
-        return [self.table.copy(row, phase) for row in again]
-
-    def find_attention_runs(self, rows: list[int], phase: str) -> list[_AttentionRun]:
-        """Kernels of attention in a pass: those that are computed again, and those of the pass."""
-        positions = self.table.find_attention(rows)
-        again = 0
-        if phase == "backward" and self.s.checkpoint != "none":
-            again = len(self.table.find_attention(self.table.find("layers", "forward")))
-        runs = []
-        if positions[:again]:
-            runs.append(_AttentionRun(positions[0], positions[again - 1], False))
-        if positions[again:]:
-            runs.append(_AttentionRun(positions[again], positions[-1], phase == "backward"))
-        return runs
-
-    def share_on_ring(self, kernels: list[int], phase: str) -> list[int]:
-        """Kernels of attention of ranks that share sequences: a single one runs once for each part
-        of the keys."""
-        if self.s.cp == 1 or len(kernels) > 1:
-            return kernels
-        part = self.table.copy(kernels[0], phase, 1.0 / self.s.cp)
-        return [part for _ in range(self.s.cp)]
-
-    def list_expert_messages(self, phase: str) -> list[int]:
-        """Messages of tokens to their experts and back, once more where layers are computed
-        again."""
-        if not self.model.experts or self.s.ep == 1:
-            return []
-        message = self.send_tokens(phase, _EXPERTS)
-        if self.s.checkpoint == "full" and phase == "backward":
-            return [message, message, message, message]
-        return [message, message]
-
-    def send_tokens(self, phase: str, group: int) -> int:
-        """Row of a message of tokens to their experts or back."""
-        return self.table.send(self.dispatch, phase, "layers.0.mlp", self.dispatched, group)
+    def count_weights(self, unit: Unit) -> float:
+        """Trained numbers of a unit [-]."""
+        return self.find_kind(unit).weights[unit.region]
 
     @property
     def runs_pairs(self) -> bool:
@@ -301,60 +115,41 @@ class _StageMaker:
         shares = bool(self.model.experts) and self.s.ep > 1
         return shares and bool(self.s.overlap_experts) and self.micro_batches > 1
 
-    def list_swaps(self, phase: str) -> list[int]:
-        """Messages before attention that exchange tokens for heads: queries, keys and values."""
-        if self.s.cp == 1:
-            return []
-        message = self.table.send(
-            "all_to_all", phase, "layers.0.attention", self.sizes.swapped, _CONTEXT
-        )
-        return [message, message, message]
-
-    def list_ring_messages(self, phase: str, *, gradients: bool) -> list[int]:
-        """Messages of keys and values on a ring, with their gradients."""
-        tensors = 4.0 if gradients else 2.0
-        if self.s.cp == 1:
-            return []
-        message = self.table.send(
-            "send_recv", phase, "layers.0.attention", tensors * self.sizes.keys, _CONTEXT
-        )
-        return [message for _ in range(self.s.cp - 1)]
-
     # What replicas exchange
 
     def count_experts(self, unit: Unit) -> float:
         """Numbers of a unit that fewer ranks share than the rest [-]. Experts that all replicas
         hold go with the rest of their layer."""
         if unit.region == "layers" and self.s.shares_experts:
-            return float(self.sizes.experts)
+            return float(self.find_kind(unit).sizes.experts)
         return 0.0
 
     def gather_weights(self, program: Program, unit: Unit, phase: str) -> list[int]:
         """Gather the weights of a unit before a pass; return the numbers of the messages."""
         experts = self.count_experts(unit)
-        others = self.weights[unit.region] - experts
+        others = self.count_weights(unit) - experts
         messages = [
-            _UnitMessage("all_gather", others, self.owners, _REPLICAS),
-            _UnitMessage("all_gather", experts, self.sharers, _ROUTED),
+            _UnitMessage("all_gather", others, self.owners, Communicator.REPLICAS),
+            _UnitMessage("all_gather", experts, self.sharers, Communicator.ROUTED),
         ]
-        copied = self.weights[unit.region] * float(self.sizes.gathered)
+        copied = self.count_weights(unit) * float(self.sizes.gathered)
         self.copy_unit(program, unit, phase, copied, copies=1)
         return self.send_unit(program, unit, phase, messages, self.sizes.itemsize)
 
     def reduce_gradients(self, program: Program, unit: Unit) -> list[int]:
         """Reduce the gradients of a unit; return the numbers of the messages."""
         experts = self.count_experts(unit)
-        others = self.weights[unit.region] - experts
+        others = self.count_weights(unit) - experts
         if self.s.zero:
             operation, across, copies = "reduce_scatter", others / self.owners, 1
         else:
             operation, across, copies = "all_reduce", others, 2
         messages = [
-            _UnitMessage(operation, others, self.owners, _REPLICAS),
-            _UnitMessage(operation, experts, self.sharers, _ROUTED),
-            _UnitMessage("all_reduce", across, self.groups_of_owners, _ACROSS),
+            _UnitMessage(operation, others, self.owners, Communicator.REPLICAS),
+            _UnitMessage(operation, experts, self.sharers, Communicator.ROUTED),
+            _UnitMessage("all_reduce", across, self.groups_of_owners, Communicator.ACROSS),
         ]
-        copied = self.weights[unit.region] * float(self.sizes.reduced)
+        copied = self.count_weights(unit) * float(self.sizes.reduced)
         self.copy_unit(program, unit, "backward", copied, copies=copies)
         return self.send_unit(program, unit, "backward", messages, self.sizes.summed)
 
@@ -365,9 +160,10 @@ class _StageMaker:
         if self.owners * self.groups_of_owners == 1 or self.s.buffers:
             return
         if unit.region == "layers":
-            numbers += float(self.sizes.gathered * self.sizes.reordered)
+            sizes = self.find_kind(unit).sizes
+            numbers += float(sizes.gathered * sizes.reordered)
         [packing] = self.table.find("exchange.whole", "update")
-        copy = self.table.copy(packing, phase, numbers / self.all_weights)
+        copy = self.table.copy(packing, phase, numbers / self.most_common.all_weights)
         program.run(self.table.make_block([copy for _ in range(copies)]))
 
     def send_unit(
@@ -466,11 +262,11 @@ class _StageMaker:
 
     def update(self, program: Program, units: list[Unit]) -> None:
         """Update the weights of a stage, or the share of them that is this rank's."""
-        regions = [unit.region for unit in units]
-        weights = sum(self.weights[region] for region in regions)
-        share = weights / self.all_weights
+        weights = sum(self.count_weights(unit) for unit in units)
+        share = weights / self.most_common.all_weights
         if self.s.zero:  # experts are shared with fewer others
-            experts = float(self.sizes.experts) * regions.count("layers") / weights
+            of_layers = [self.find_kind(unit) for unit in units if unit.region == "layers"]
+            experts = sum(float(kind.sizes.experts) for kind in of_layers) / weights
             share *= (1.0 - experts) / self.owners + experts / self.sharers
         rows = [*self.updates, *self.table.find("exchange.narrow", "update")]
         updates = [self.table.copy(row, "update", share) for row in rows]
@@ -481,7 +277,7 @@ class _StageMaker:
         order = self.order_units(step, units)
         for position, unit in enumerate(order):
             self.begin_unit(program, step, order, position)
-            block = self.passes[unit.region, step.phase, step.micro == 0]
+            block = self.find_kind(unit).passes[unit.region, step.phase, step.micro == 0]
             program.run(block, unit.layer)
             self.end_unit(program, step, order, position)
 
@@ -525,20 +321,26 @@ class _StageMaker:
             self.begin_unit(program, forward, order, position)
             if unit.region == other.region == "layers":
                 ahead = self.send_beside(program, "forward", unit)
-                program.run(self.beside["backward", backward.micro == 0], other.layer)
+                of_other = self.find_kind(other).beside["backward", backward.micro == 0]
+                program.run(of_other, other.layer)
                 back = self.send_beside(program, "backward", other)
                 program.wait(ahead)
-                program.run(self.beside["forward", forward.micro == 0], unit.layer)
+                of_unit = self.find_kind(unit).beside["forward", forward.micro == 0]
+                program.run(of_unit, unit.layer)
                 program.wait(back)
             else:
-                program.run(self.passes[other.region, "backward", backward.micro == 0])
-                program.run(self.passes[unit.region, "forward", forward.micro == 0])
+                passes = self.most_common.passes
+                program.run(passes[other.region, "backward", backward.micro == 0])
+                program.run(passes[unit.region, "forward", forward.micro == 0])
             self.end_unit(program, backward, reverse, position)
             self.end_unit(program, forward, order, position)
 
     def send_beside(self, program: Program, phase: str, unit: Unit) -> list[int]:
         """Launch the messages of tokens of a layer to their experts and back."""
-        row = self.send_tokens(phase, _BESIDE)
+        kind = self.find_kind(unit)
+        if not kind.model.experts:
+            return []
+        row = kind.send_tokens(phase, Communicator.BESIDE)
         return [program.send(row, unit.layer) for _ in range(2)]
 
     def order_units(self, step: Step, units: list[Unit]) -> list[Unit]:
@@ -615,7 +417,7 @@ class _StageMaker:
             # each operation writes a tensor of its own
             writes = np.ones(len(rows), dtype=bool)
             dtypes: tuple[str, ...] = ()
-            if self.graph.dtypes:
+            if self.table.has_dtypes:
                 dtypes = tuple(table.dtypes[row] for row in rows.tolist())
             graph = Graph(
                 tuple([labels[label] for label in number.tolist()]),
@@ -639,20 +441,20 @@ class _StageMaker:
         """Algorithms of communicators, where the library does not choose."""
         if not self.s.two_level:
             return {}
-        return {_EXPERTS: "two_level", _BESIDE: "two_level"}
+        return {Communicator.EXPERTS: "two_level", Communicator.BESIDE: "two_level"}
 
     def list_communicators(self) -> tuple[tuple[int, ...], ...]:
         """Ranks of each communicator of the first rank, in the order of their numbers."""
         s = self.s
-        shapes = {
-            _TENSOR: (s.tp, 1),
-            _CONTEXT: (s.cp, s.tp),
-            _EXPERTS: (s.ep, int(s.apart_for_experts)),
-            _BESIDE: (s.ep, int(s.apart_for_experts)),
-            _EXPERT: (int(s.ranks_of_expert), 1),
-            _REPLICAS: (self.owners, s.tp),
-            _ACROSS: (self.groups_of_owners, s.tp * self.owners),
-            _ROUTED: (self.sharers, int(s.ranks_of_expert) * s.ep),
+        shapes: dict[int, tuple[int, int]] = {
+            Communicator.TENSOR: (s.tp, 1),
+            Communicator.CONTEXT: (s.cp, s.tp),
+            Communicator.EXPERTS: (s.ep, int(s.apart_for_experts)),
+            Communicator.BESIDE: (s.ep, int(s.apart_for_experts)),
+            Communicator.EXPERT: (int(s.ranks_of_expert), 1),
+            Communicator.REPLICAS: (self.owners, s.tp),
+            Communicator.ACROSS: (self.groups_of_owners, s.tp * self.owners),
+            Communicator.ROUTED: (self.sharers, int(s.ranks_of_expert) * s.ep),
         }
         communicators = []
         for number in range(PAIRS):
@@ -663,9 +465,10 @@ class _StageMaker:
     def count_operations(self) -> int:
         """Operations of both passes of all layers, in all micro-batches [-]."""
         operations = 0
-        for phase in ("forward", "backward"):
-            operations += len(self.passes["layers", phase, False].rows)
-        return operations * self.micro_batches * self.model.layers
+        for kind in self.kind_of_layer.values():
+            for phase in ("forward", "backward"):
+                operations += len(kind.passes["layers", phase, False].rows)
+        return operations * self.micro_batches
 
 
 def _list_neighbours(rank: int, s: Strategy) -> list[tuple[int, int]]:

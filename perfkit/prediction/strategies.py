@@ -16,6 +16,7 @@ from perfkit.prediction.strategy_memory import count_groups, measure_strategies
 from perfkit.prediction.strategy_passes import (
     MicroBatchParts,
     Passes,
+    add_leading_context,
     count_calls,
     time_micro_batch,
 )
@@ -222,7 +223,7 @@ def price_iterations(
         For a CPU.
     """
     check_device(platform)
-    case = make_case(platform, work)
+    case = add_leading_context(make_case(platform, work))
 
     # 1. One micro-batch, and all of them on the stages of a pipeline.
     parts = time_micro_batch(case)

@@ -31,6 +31,8 @@ from perfkit.prediction.micro_batches import (
     time_gradient_sums,
 )
 from perfkit.prediction.strategy_records import ByRegion, Group, join_groups, map_arrays, select
+from perfkit.prediction.unlike_layers import PricedKind, mix_layers
+from perfkit.workloads.layer_kinds import list_kinds
 from perfkit.workloads.stack import Stack, StackedWork
 from perfkit.workloads.strategy import Strategy, spread_layers
 from perfkit.workloads.transformer import Transformer
@@ -86,6 +88,13 @@ class Case:
         One micro-batch, with sums of gradients in its backward pass.
     end_shard_sums : array
         Sums of shards outside of layers, which are part of these times [s].
+    all_layers : array
+        Layers of the model, without those that go with the embeddings [-].
+    leading, leading_saved : array
+        Layers that go with the embeddings, see `perfkit.prediction.unlike_layers` [-], and what these
+        keep for the backward pass of a micro-batch [B].
+    experts_share : array
+        Share of all other layers that has experts [-].
     stage_layers : StageLayers
         Layers of stages.
     slowest_end : SlowestEnd
@@ -113,6 +122,10 @@ class Case:
     sizes: Sizes
     times: MicroBatchTimes
     end_shard_sums: Array
+    all_layers: Array
+    leading: Array
+    leading_saved: Array
+    experts_share: Array
     stage_layers: StageLayers
     slowest_end: SlowestEnd
     weights: Array
@@ -142,6 +155,10 @@ class Case:
             sizes=select(self.sizes, chosen, self.count),
             times=select(self.times, chosen, self.count),
             end_shard_sums=self.end_shard_sums[chosen],
+            all_layers=self.all_layers[chosen],
+            leading=self.leading[chosen],
+            leading_saved=self.leading_saved[chosen],
+            experts_share=self.experts_share[chosen],
             stage_layers=select(self.stage_layers, chosen, self.count),
             slowest_end=select(self.slowest_end, chosen, self.count),
             weights=self.weights[chosen],
@@ -244,12 +261,19 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     strategies: Strategy = work.strategy
     s = strategies.without_idle_zero()
     messages = MessageTimes(platform)
-    sizes = size_micro_batch(model, s)
     pads_products = np.array([stack.pads_products for stack in work.stacks])
-    without_sums = price_micro_batches(model, messages, s, execution, pads_products)
-    sums = time_gradient_sums(without_sums, s, sizes)
-    times = add_casts_once(add_gradient_sums(without_sums, sums, s), sizes)
-    stage_layers = StageLayers(*spread_layers(model.layers, s))
+    priced = []
+    end_shard_sums = []
+    for kind in list_kinds(model):
+        sizes = size_micro_batch(kind.model, s)
+        without_sums = price_micro_batches(kind.model, messages, s, execution, pads_products)
+        sums = time_gradient_sums(without_sums, s, sizes)
+        times = add_casts_once(add_gradient_sums(without_sums, sums, s), sizes)
+        priced.append(PricedKind(kind, sizes, times))
+        end_shard_sums.append(sums.embeddings.shards.device + sums.head.shards.device)
+    mix = mix_layers(model, priced, s)
+    s, sizes, times = mix.s, mix.sizes, mix.times
+    stage_layers = StageLayers(*spread_layers(mix.layers, s))
     whole = platform.context.find_iteration(model.family, 2)
     levels = _find_levels(platform, model, work.stacks, s)
     strategies_shape = np.shape(s.ranks)
@@ -260,7 +284,11 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
         s=s,
         sizes=sizes,
         times=times,
-        end_shard_sums=sums.embeddings.shards.device + sums.head.shards.device,
+        end_shard_sums=end_shard_sums[0],
+        all_layers=mix.layers,
+        leading=mix.leading,
+        leading_saved=mix.leading_saved,
+        experts_share=mix.experts_share,
         stage_layers=stage_layers,
         slowest_end=_find_slowest_end(times, stage_layers),
         weights=_count_weights(times, s, sizes, stage_layers),
@@ -541,7 +569,7 @@ def add_all_stages(case: Case, by_region: ByRegion[Array]) -> Array:
         Of all stages, one after another [s].
     """
     ends = by_region.embeddings.sum(axis=0) + by_region.head.sum(axis=0)
-    return np.asarray(case.model.layers * by_region.layer.sum(axis=0) + ends)
+    return np.asarray(case.all_layers * by_region.layer.sum(axis=0) + ends)
 
 
 def count_updated(case: Case) -> Array:

@@ -404,6 +404,7 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
     logits = np.where(s.tp > 1, sizes.wide * _count_logits(case), 0.0)
     return _Activations(
         others=(stage.held * stage.layers - 1.0) * kept
+        + np.where(stage.has_embeddings, stage.held * _keep_leading(case, software), 0.0)
         + put_off
         + other_embeddings * times.embeddings.saved
         + np.where(stage.has_head, stage.losses - 1.0, 0.0) * times.head.saved,
@@ -647,6 +648,25 @@ def _keep_by_layer(case: Case, software: _Software) -> Array:
     return np.where(is_merged, published, recorded)
 
 
+def _keep_leading(case: Case, software: _Software) -> Array:
+    """Activations that the dense layers which go with the embeddings keep for the backward pass of a
+    micro-batch [B]."""
+    s, leading = case.s, case.leading
+    scores = np.where(s.checkpoint == "selective", leading * _count_scores(case), 0.0)
+    recorded = case.leading_saved - scores
+    is_merged = software.fused_layers & (s.checkpoint != "full")
+    return np.where(is_merged, recorded + leading * _merge_dense(case), recorded)
+
+
+def _merge_dense(case: Case) -> Array:
+    """What a dense layer keeps more than it was recorded to, see `_merge_experts` [B]."""
+    model, s, sizes = case.model, case.s, case.sizes
+    norms = np.where(s.rows > 1, 2.0 * sizes.column * model.hidden / s.rows, 0.0)
+    if not model.gated:
+        return np.asarray(norms)
+    return np.asarray(norms - sizes.column * np.ceil(model.width_of_mlp / s.tp))
+
+
 def _merge_experts(case: Case) -> Array:
     """What layers with experts keep more than they were recorded to, if their activation is merged
     with what is around it: shares of norms, less the activation ahead of a gate [B].
@@ -661,10 +681,13 @@ def _merge_experts(case: Case) -> Array:
     norms = np.where(s.rows > 1, missing_norms * share_of_norm, 0.0)
     activation = np.zeros(case.count)
     if model.gated:
-        inner = model.inner or 4 * model.hidden
+        inner = model.width_of_expert
         width_for_own_tokens = np.where(s.spreads_experts, inner, np.ceil(inner / s.tp))
         activation = sizes.routed / model.hidden * width_for_own_tokens
-    return np.asarray(norms - activation)
+        activation = activation + sizes.column * np.ceil(model.width_of_shared / s.tp)
+    of_experts = norms - activation
+    share = case.experts_share
+    return np.asarray(share * of_experts + (1.0 - share) * _merge_dense(case))
 
 
 def _count_published(case: Case, *, recompute: str) -> Array:

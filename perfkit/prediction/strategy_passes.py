@@ -1,6 +1,7 @@
 """Passes of one micro-batch of strategies: kernels, messages inside of stages, and what their host
 adds."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -281,6 +282,36 @@ def context_parallel_time(case: Case) -> ContextMessages:
     )
 
 
+def add_leading_context(case: Case) -> Case:
+    """Add messages among ranks that share sequences to layers that go with the embeddings.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+
+    Returns
+    -------
+    case : Case
+        With exposed messages, and their calls, in the passes of the embeddings.
+    """
+    if not np.any(case.leading > 0):
+        return case
+    messages = context_parallel_time(case)
+    embeddings = case.times.embeddings
+    call = case.leading * case.times.call
+    forward = embeddings.forward._replace(
+        device=embeddings.forward.device + case.leading * messages.forward,
+        host=embeddings.forward.host + call * messages.forward_calls,
+    )
+    backward = embeddings.backward._replace(
+        device=embeddings.backward.device + case.leading * messages.backward,
+        host=embeddings.backward.host + call * messages.backward_calls,
+    )
+    embeddings = embeddings._replace(forward=forward, backward=backward)
+    return replace(case, times=case.times._replace(embeddings=embeddings))
+
+
 def expert_parallel_time(case: Case) -> ExpertMessages:
     """Time of the messages among ranks that share experts.
 
@@ -329,14 +360,16 @@ def expert_parallel_time(case: Case) -> ExpertMessages:
         message = message + case.messages.time(DISPATCH, sent, np.where(once, s.ep, 1), stride)
     in_backward = np.where(s.checkpoint == "full", 4.0, 2.0)
     sends = (s.ep > 1) & (case.model.experts > 0)
+    # of layers without experts none
+    message = case.experts_share * message
     forward, backward = 2.0 * message, in_backward * message
     paired = _count_paired(case)
     layer = case.times.layer
     return ExpertMessages(
         forward=_hide_beside(case, forward, layer.backward.device, paired),
         backward=_hide_beside(case, backward, layer.forward.device, paired),
-        calls_forward=np.where(sends, 2.0, 0.0),
-        calls_backward=np.where(sends, in_backward, 0.0),
+        calls_forward=np.where(sends, 2.0 * case.experts_share, 0.0),
+        calls_backward=np.where(sends, in_backward * case.experts_share, 0.0),
     )
 
 

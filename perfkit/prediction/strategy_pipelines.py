@@ -295,7 +295,7 @@ def _find_last_of_largest(case: Case) -> Array:
     come first [-]."""
     s = case.s
     stated = np.where(s.first_layers > 0, 1, 0) + np.where(s.last_layers > 0, 1, 0)
-    rest = case.model.layers - s.first_layers - s.last_layers
+    rest = case.all_layers - s.first_layers - s.last_layers
     longer = rest % np.maximum(s.pp - stated, 1)
     last_longer = np.where(s.first_layers > 0, longer, longer - 1)
     position = np.where(last_longer > 0, last_longer, s.pp - 2)
@@ -457,7 +457,7 @@ def _time_all_stages(case: Case, parts: MicroBatchParts, stages: Stages, borders
     in_layers = case.layers * (parts.context.both + parts.experts.both)
     device = parts.compute.all_stages + parts.tensor.all_stages + in_layers * case.s.pp
     hosts = parts.hosts.slowest + parts.hosts.inner * (case.s.pp - 1)
-    inner_layers = case.model.layers - stages.first.layers - stages.last.layers
+    inner_layers = case.all_layers - stages.first.layers - stages.last.layers
     inner = stages.inner.both_passes * inner_layers / np.maximum(stages.inner.layers, 1.0)
     stage_by_stage = stages.first.both_passes + stages.last.both_passes + inner
     time = np.where(case.is_timed_by_passes, stage_by_stage, device + hosts)

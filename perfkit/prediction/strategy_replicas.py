@@ -277,7 +277,7 @@ def _list_kernels(case: Case, parts: MicroBatchParts, one_pass: ByRegion[Work]) 
 def _list_kinds(case: Case, stages: Stages) -> StageKinds:
     """The first stage, those between the ends, in units of the largest of them, and the last one."""
     several = case.has_stages
-    inner_layers = case.model.layers - stages.first.layers - stages.last.layers
+    inner_layers = case.all_layers - stages.first.layers - stages.last.layers
     inner = inner_layers / np.maximum(stages.inner.layers, 1.0)
     inner = np.where(case.s.pp > 2, inner, 0.0)
     one = np.ones(case.count)

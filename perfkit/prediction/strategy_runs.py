@@ -88,7 +88,7 @@ def find_rough(case: Case, passes: Passes, borders: Borders) -> np.ndarray:
         forward pass through a chunk [-].
     """
     s = case.s
-    unlike = case.model.layers % (s.pp * s.chunks) != 0
+    unlike = case.all_layers % (s.pp * s.chunks) != 0
     unlike = unlike | (s.first_layers > 0) | (s.last_layers > 0)
     shares_gradients = (s.zero > 1) & case.has_replicas
     one_pass = case.layers / s.chunks * passes.forward.layer.device
@@ -119,7 +119,7 @@ def run_passes(case: Case, passes: Passes, borders: Borders, exchange: Exchange)
     -----
     Strategies with the same schedule, stages, micro-batches and chunks are run together.
     """
-    spread = spread_chunks(case.model.layers, case.s)
+    spread = spread_chunks(case.all_layers, case.s)
     # of two stages that are both stated, no chunk lies between
     shorter = np.where(spread.of_ends > 0, spread.of_ends, 1.0)
     first = spread.count_layers(case.s, 0, 0)

@@ -15,6 +15,7 @@ from perfkit.workloads.attention_blocks import attend
 from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph, step
+from perfkit.workloads.layer_kinds import find_layer_models
 from perfkit.workloads.layer_types import (
     Add,
     Gelu,
@@ -64,10 +65,10 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
             types = layers.look_up(tape, tape.parameter(2, hidden), batch * rows, batch, rows)
             x = layers.norm(tape, model.norm, tape.apply(Add(), x, types))
         x = layers.dropout(tape, model.dropout, x)
-        for layer in range(min(model.layers, most)):
+        for layer, model_of_layer in enumerate(find_layer_models(model)[:most]):
             tape.layer = layer
             with open_unit(layer):
-                run = partial(_layer, tape, model, share)
+                run = partial(_layer, tape, model_of_layer, share)
                 x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
         tape.module, tape.layer = "head", None
         if not model.causal:

@@ -385,6 +385,22 @@ class Silu(Layer):
         tape.pass_on(self.x, dx)
 
 
+class Sigmoid(Layer):
+    """Sigmoid: `sigmoid`. Backward: `sigmoid_backward`, which reads the result."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `sigmoid`."""
+        self.x, self.y = x, tape.like(x)
+        tape.elementwise("sigmoid", [x], [self.y])
+        return self.y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `sigmoid_backward`."""
+        dx = tape.like(self.x)
+        tape.elementwise("sigmoid_backward", [dy, self.y], [dx])
+        tape.pass_on(self.x, dx)
+
+
 class Dropout(Layer):
     """Set a random share of the numbers to zero; a mask says which: `native_dropout`. Backward:
     `native_dropout_backward`, which reads the mask."""
@@ -475,6 +491,28 @@ class Multiply(Layer):
             tape.elementwise("mul", [dy, self.x], [db])
         tape.pass_on(self.x, dx)
         tape.pass_on(self.b, db)
+
+
+class MultiplyRows(Layer):
+    """Product of each row with a number of its own: `mul`. Backward: a `mul` for each operand, and for
+    the numbers the `sum` of each row."""
+
+    def forward(self, tape: Tape, x: Tensor, numbers: Tensor) -> Tensor:
+        """Append `mul`."""
+        self.x, self.numbers = x, numbers
+        y = tape.tensor(*x.shape, itemsize=_widest(x, numbers))
+        tape.elementwise("mul", [x, numbers], [y])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append both `mul`, and the `sum`."""
+        dx, products, total = tape.like(self.x), tape.like(dy), tape.like(self.numbers)
+        tape.elementwise("mul", [dy, self.x], [products])
+        tape.elementwise("mul", [dy, self.numbers], [dx])
+        sizes = OperationSizes(elements=dy.numel, rows=total.numel, n=dy.numel // total.numel)
+        tape.emit("sum", "rowwise", [products], [total], sizes)
+        tape.pass_on(self.numbers, total)
+        tape.pass_on(self.x, dx)
 
 
 # -- rows ----------------------------------------------------------------------------------------------------

@@ -6,9 +6,20 @@ from typing import Any
 import numpy as np
 
 from perfkit.workloads import layers
-from perfkit.workloads.layer_types import Gelu, Multiply, Permute, Reorder, Silu, Softmax, Unpermute
+from perfkit.workloads.layer_types import (
+    Add,
+    Gelu,
+    Multiply,
+    MultiplyRows,
+    Permute,
+    Reorder,
+    Sigmoid,
+    Silu,
+    Softmax,
+    Unpermute,
+)
 from perfkit.workloads.operations import Tensor, Weight
-from perfkit.workloads.rank_share import SHARING_EXPERT, RankShare, project
+from perfkit.workloads.rank_share import SHARING_EXPERT, RankShare, exchange_tokens, project
 from perfkit.workloads.tape import Tape
 
 
@@ -22,7 +33,11 @@ def _activate(tape: Tape, model: Any, product: Callable[[], Tensor]) -> Tensor:
 
 def feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """Two products with an activation between."""
-    inner = share.part(model.inner or 4 * model.hidden)
+    return _multiply_twice(tape, model, x, share.part(model.width_of_mlp))
+
+
+def _multiply_twice(tape: Tape, model: Any, x: Tensor, inner: Any) -> Tensor:
+    """Two products with an activation of `inner` numbers of each token between."""
     activated = _activate(tape, model, lambda: project(tape, model, x, inner))
     return project(tape, model, activated, model.hidden)
 
@@ -31,7 +46,7 @@ def mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """A router and experts, on the busiest rank: tokens are copied for each of their experts, sent to
     the ranks of these, and come back."""
     tokens = x.numel // x.shape[-1]
-    hidden, inner = model.hidden, share.part_of_expert(model.inner or 4 * model.hidden)
+    hidden, inner = model.hidden, share.part_of_expert(model.width_of_expert)
     router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
     probabilities = tape.apply(Softmax(), layers.cast(tape, router, 4))
     # as wide as the tokens; otherwise the sum of all layers would become fp32
@@ -54,9 +69,28 @@ def mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     if share.reorders:
         results = tape.apply(Reorder(), results)
     if model.fused_permutation:
-        return tape.apply(Unpermute(*x.shape), results, gates)
-    weighted = tape.apply(Multiply(), results, gates)
-    return tape.apply(Unpermute(*x.shape), weighted)
+        mixed = tape.apply(Unpermute(*x.shape), results, gates)
+    else:
+        weighted = tape.apply(Multiply(), results, gates)
+        mixed = tape.apply(Unpermute(*x.shape), weighted)
+    if model.shared_experts == 0:
+        return mixed
+    return tape.apply(Add(), mixed, share_experts(tape, model, share, x))
+
+
+def share_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
+    """Experts that all tokens go to: one MLP, whose result a sigmoid may weight. A rank that holds its
+    own tokens alone gathers those of the ranks with which it shares products."""
+    tokens = x
+    if share.spreads_experts:
+        tokens = exchange_tokens(tape, x, share, ahead=True)
+    shared = _multiply_twice(tape, model, tokens, share.part(model.width_of_shared))
+    if share.spreads_experts:
+        shared = exchange_tokens(tape, shared, share, ahead=False)
+    if not model.shared_gate:
+        return shared
+    gate = layers.linear(tape, x, tape.parameter(1, model.hidden))
+    return tape.apply(MultiplyRows(), shared, tape.apply(Sigmoid(), gate))
 
 
 def _multiply_experts(tape: Tape, model: Any, x: Tensor, weights: Weight) -> Tensor:

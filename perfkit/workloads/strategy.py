@@ -438,12 +438,12 @@ class LayerSpread(NamedTuple):
         return np.where(stated.first & np.equal(stage, 0), s.first_layers, layers)
 
 
-def spread_chunks(layers: int, s: Strategy) -> LayerSpread:
+def spread_chunks(layers: Any, s: Strategy) -> LayerSpread:
     """Spread the layers of a model over the chunks of stages.
 
     Parameters
     ----------
-    layers : int
+    layers : int or array
         All layers [-].
     s : Strategy
         One or many.
@@ -489,12 +489,12 @@ def spread_chunks(layers: int, s: Strategy) -> LayerSpread:
     )
 
 
-def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
+def spread_layers(layers: Any, s: Strategy) -> tuple[Any, Any, Any]:
     """Spread the layers of a model over stages.
 
     Parameters
     ----------
-    layers : int
+    layers : int or array
         All layers [-].
     s : Strategy
         One or many.
@@ -536,7 +536,8 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         For each field of the model, whether ranks, stages and micro-batches divide it; of
         ``layers``, whether each chunk gets one; the first chunk of all and the last one may do
         without, if they are stated and not the only ones of their stage, see `spread_chunks`. With
-        ``interleaved`` the stages must divide the micro-batches.
+        ``interleaved`` the stages must divide the micro-batches. The first chunk of several stages
+        holds all `dense_layers`, and one more.
     """
     kv_heads = model.kv_heads or model.heads
     ranks_sharing_heads = s.tp * np.where(s.ulysses, s.cp, 1)
@@ -559,10 +560,15 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     experts_divide = (s.ep == 1) | ((model.experts or 1) % s.ep == 0)
     # ranks share the products of experts that are there
     has_products = np.less_equal(s.etp, 1) | (model.experts > 0)
+    # first dense layers go with the embeddings on the first stage
+    of_first_chunk = spread.count_layers(s, 0, 0)
+    holds_dense = (model.dense_layers == 0) | np.equal(s.pp, 1)
+    holds_dense = holds_dense | (of_first_chunk > model.dense_layers)
     return {
         "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
         "experts": experts_divide & has_products,
         "batch": is_whole & (np.logical_not(interleaves) | stages_divide),
         "layers": enough & first_fits & last_fits,
+        "dense_layers": holds_dense,
     }

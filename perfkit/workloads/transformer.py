@@ -18,6 +18,7 @@ from perfkit.workloads.blocks import PARALLEL, FSDPUnits, record_forward
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.hub_config import read_hub_config
 from perfkit.workloads.iteration import finish
+from perfkit.workloads.layer_kinds import has_experts, has_unlike_layers
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.rank_share import RankShare
@@ -43,6 +44,15 @@ SHAPE = (
     "tie",
     "bias",
 )
+#: Fields of layers with experts: they need experts.
+_OF_EXPERTS = {
+    "expert_width": 0,
+    "shared_experts": 0,
+    "shared_width": 0,
+    "shared_gate": False,
+    "dense_layers": 0,
+    "expert_interval": 1,
+}
 #: Most passes through layers in one direction: a graph has to fit into memory [-].
 MOST_PASSES = 10_000
 #: Sizes that may be arrays over configurations.
@@ -66,6 +76,7 @@ _SWITCHES = (
     "tie",
     "bias",
     "qk_norm",
+    "shared_gate",
     "fused_accumulation",
     "fused_permutation",
     "keeps_fp8",
@@ -142,7 +153,8 @@ class Transformer:
     head_width : int
         Width of a head, as in Qwen3; 0 for `hidden` over `heads` [-].
     inner : int
-        Width between the two products of a layer; 0 for four times `hidden` [-].
+        Width between the two products of a layer; 0 for four times `hidden`. Also that of experts,
+        unless `expert_width` is given [-].
     dropout : float
         Share of numbers that are dropped: of embeddings, of scores in memory, after attention and
         after a layer [-].
@@ -174,6 +186,21 @@ class Transformer:
         other experts by the law, see `perfkit.models.experts.share_tokens`; larger measured shares
         are refused. The rank that gets most decides how long a layer takes, with a `Strategy` whose
         ranks share experts [-].
+    expert_width : int
+        Width between the two products of an expert; 0 for as many as `inner` [-].
+    shared_experts : int
+        Experts that each token goes to beside those that the router chooses (DeepSeekMoE,
+        arXiv:2401.06066): one MLP that is as wide as all of them; 0 for none [-].
+    shared_width : int
+        Width between the two products of a shared expert; 0 for as many as `expert_width` [-].
+    shared_gate : bool
+        Whether a sigmoid of a product with each token weights what shared experts give, as in
+        Qwen2-MoE.
+    dense_layers : int
+        First layers without experts, whose MLPs are `inner` wide; 0 for none [-].
+    expert_interval : int
+        Layers of which the last one has experts and the others are dense, as 2 in Llama 4 Maverick;
+        1 for experts in all of them [-].
     fused_permutation : bool
         Whether the kernel that brings the results of experts into the order of tokens also weights
         and adds them, as Megatron's ``--moe-permute-fusion``; else the weights are a kernel of their
@@ -238,6 +265,12 @@ class Transformer:
     top_k: int = 1
     capacity: float = 1.0
     imbalance: float | Sequence[float] = 0.0
+    expert_width: int = 0
+    shared_experts: int = 0
+    shared_width: int = 0
+    shared_gate: bool = False
+    dense_layers: int = 0
+    expert_interval: int = 1
     fused_permutation: bool = False
     reduce_dtype: str = ""
     fused_accumulation: bool = False
@@ -253,7 +286,10 @@ class Transformer:
         accumulate = check_positive(
             "accumulate", self.accumulate, integer=True, maximum=MOST_PASSES // layers
         )
-        for key in ("kv_heads", "head_width", "inner", "experts"):
+        for key in (
+            *("kv_heads", "head_width", "inner", "experts", "expert_width", "shared_experts"),
+            *("shared_width", "dense_layers"),
+        ):
             count = check_positive(key, getattr(self, key), integer=True, zero=True)
             set_fields(self, **{key: count})
         top_k = check_positive("top_k", self.top_k, integer=True, maximum=self.experts or 1)
@@ -261,6 +297,9 @@ class Transformer:
             self,
             accumulate=accumulate,
             top_k=top_k,
+            expert_interval=check_positive(
+                "expert_interval", self.expert_interval, integer=True, maximum=layers
+            ),
             vocabulary_multiple=check_positive(
                 "vocabulary_multiple", self.vocabulary_multiple, integer=True, maximum=2**20
             ),
@@ -276,6 +315,7 @@ class Transformer:
             )
         for key, names in _CHOICES.items():
             check_choice(key, getattr(self, key), names)
+        self._check_experts()
         optimizer = find_optimizer(self.optimizer, dense=True)
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
         if self.fused:
@@ -305,6 +345,25 @@ class Transformer:
             self.sequence,
             self.positions,
         )
+
+    def _check_experts(self) -> None:
+        """Check what only layers with experts have; else a ValueError."""
+        for key, default in _OF_EXPERTS.items():
+            value = getattr(self, key)
+            if not self.experts and value != default:
+                raise ValueError(
+                    f"{key} is {show(value)} and the model has no experts; give experts, or leave {key} out"
+                )
+        if self.experts and not any(has_experts(self, layer) for layer in range(self.layers)):
+            raise ValueError(
+                f"dense_layers is {self.dense_layers} and expert_interval {self.expert_interval}, which leave "
+                f"none of {self.layers} layers with experts; take fewer, or leave experts out"
+            )
+        for key in ("shared_width", "shared_gate"):
+            if getattr(self, key) and not self.shared_experts:
+                raise ValueError(
+                    f"{key} is {show(getattr(self, key))} and shared_experts 0; give shared_experts"
+                )
 
     @classmethod
     def bert(
@@ -464,6 +523,21 @@ class Transformer:
         return cls(name, read.causal, batch, sequence, **values)
 
     @property
+    def width_of_mlp(self) -> int:
+        """Width between the two products of a layer without experts [-]."""
+        return self.inner or 4 * self.hidden
+
+    @property
+    def width_of_expert(self) -> int:
+        """Width between the two products of an expert [-]."""
+        return self.expert_width or self.width_of_mlp
+
+    @property
+    def width_of_shared(self) -> int:
+        """Width between the two products of all shared experts together [-]."""
+        return self.shared_experts * (self.shared_width or self.width_of_expert)
+
+    @property
     def routed(self) -> float:
         """Rows of experts that are computed for each token, padding included [-]."""
         return self.top_k * self.capacity
@@ -483,6 +557,10 @@ class Transformer:
             said.append("checkpoint")
         if self.experts > 0:
             said.append(f"{self.experts} experts, top {self.top_k}")
+            if self.shared_experts > 0:
+                said.append(f"{self.shared_experts} shared")
+            if self.dense_layers > 0:
+                said.append(f"{self.dense_layers} dense layers")
             if not self.spread_of_tokens.is_balanced:
                 said.append(f"imbalance {show(self.imbalance)}")
         if self.accumulate > 1:
@@ -583,9 +661,11 @@ def _check_imbalance(imbalance: Any, experts: int, top_k: int) -> float | tuple[
 
 def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGraph]:
     """Record the iteration of one rank: the first and the last layers, and one that represents all
-    others."""
+    others; of unlike layers all."""
     sharded = ranks > 1 and model.parallel != "ddp"
     most = 4 if sharded else 3
+    if has_unlike_layers(model):
+        most = model.layers
     overlap = model.overlap and ranks > 1 and (accelerator or not sharded)
     autocast = model.mixed and not sharded
     itemsize = ITEMSIZE.get(model.dtype, 2)

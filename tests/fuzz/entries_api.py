@@ -131,6 +131,12 @@ TRANSFORMER = {
     "capacity": (1.0, 1.5, 1e3),
     "imbalance": (0.0, 0.5, (1, 2, 3, 4)),
     "fused_permutation": True,
+    "expert_width": (0, 64, 2**20),
+    "shared_experts": (0, 0, 1, 2**20),
+    "shared_width": (0, 32),
+    "shared_gate": MOSTLY_FALSE,
+    "dense_layers": (0, 0, 1, 2**20),
+    "expert_interval": (1, 1, 2),
 }
 TABLE = {
     "pooling": (1, 2.5, 8),

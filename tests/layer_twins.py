@@ -1,0 +1,213 @@
+"""Small Transformers in PyTorch, written as the papers and the public code of their models have them,
+whose captured operations a test sets beside those of the builder."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from perfkit.recording.modules import make_optimizer
+from perfkit.workloads.layer_kinds import has_experts
+from perfkit.workloads.transformer import Transformer
+
+# Kernels that Transformer Engine has and PyTorch lacks: copies of tokens for their experts, and sums of
+# their results with the weights of the router.
+
+
+@torch.library.custom_op("perfkit_twins::moe_permute", mutates_args=())
+def moe_permute(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """Copies of tokens, as many as `rows`."""
+    return x.new_zeros(rows, x.shape[-1])
+
+
+@torch.library.custom_op("perfkit_twins::moe_unpermute", mutates_args=())
+def moe_unpermute(results: torch.Tensor, gates: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Sums of the results of each token."""
+    return results.new_zeros(tokens, results.shape[-1])
+
+
+@torch.library.custom_op("perfkit_twins::moe_unpermute_sums", mutates_args=())
+def sum_copies(dy: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Sums of the gradients of the copies of each token."""
+    return dy.new_zeros(tokens, dy.shape[-1])
+
+
+@torch.library.custom_op("perfkit_twins::moe_unpermute_gradients", mutates_args=())
+def find_gradients(
+    dy: torch.Tensor, results: torch.Tensor, gates: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of the results and of the weights of the router."""
+    return torch.empty_like(results), torch.empty_like(gates)
+
+
+moe_permute.register_fake(lambda x, rows: x.new_empty(rows, x.shape[-1]))
+moe_unpermute.register_fake(
+    lambda results, gates, tokens: results.new_empty(tokens, results.shape[-1])
+)
+sum_copies.register_fake(lambda dy, tokens: dy.new_empty(tokens, dy.shape[-1]))
+find_gradients.register_fake(
+    lambda dy, results, gates: (torch.empty_like(results), torch.empty_like(gates))
+)
+
+
+def _keep_tokens(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.tokens = inputs[0].shape[0]
+
+
+def _keep_operands(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+moe_permute.register_autograd(
+    lambda ctx, dy: (sum_copies(dy, ctx.tokens), None), setup_context=_keep_tokens
+)
+moe_unpermute.register_autograd(
+    lambda ctx, dy: (*find_gradients(dy, *ctx.saved_tensors), None), setup_context=_keep_operands
+)
+
+
+def make_linear(inputs: int, outputs: int, *, bias: bool = False) -> Any:
+    """A product with a weight."""
+    return nn.Linear(inputs, outputs, bias=bias)
+
+
+class GroupedAttention(nn.Module):
+    """Heads of queries share heads of keys and values; positions are angles of complex numbers in
+    fp32 (Llama 2, arXiv:2307.09288)."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.width = model.head_width or model.hidden // model.heads
+        queries = model.heads * self.width
+        keys = (model.kv_heads or model.heads) * self.width
+        self.queries = make_linear(model.hidden, queries)
+        self.keys, self.values = make_linear(model.hidden, keys), make_linear(model.hidden, keys)
+        self.output = make_linear(queries, model.hidden)
+        self.turns = make_turns(model.sequence, self.width)
+
+    def forward(self, x: Any) -> Any:
+        """Attention of all tokens."""
+        batch, sequence, _ = x.shape
+        q = self.queries(x).view(batch, sequence, -1, self.width)
+        k = self.keys(x).view(batch, sequence, -1, self.width)
+        v = self.values(x).view(batch, sequence, -1, self.width)
+        mixed = F.scaled_dot_product_attention(
+            rotate(q, self.turns).transpose(1, 2),
+            rotate(k, self.turns).transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=True,
+        )
+        return self.output(mixed.transpose(1, 2).reshape(batch, sequence, -1))
+
+
+def make_turns(sequence: int, width: int) -> Any:
+    """Angles of positions as complex numbers."""
+    angles = torch.outer(torch.arange(sequence), torch.logspace(0, -4, width // 2))
+    return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+
+
+def rotate(heads: Any, turns: Any) -> Any:
+    """Heads rotated by their positions."""
+    pairs = torch.view_as_complex(heads.float().view(*heads.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(3).type_as(heads)
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU (arXiv:2002.05202)."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.gate = make_linear(hidden, inner)
+        self.up = make_linear(hidden, inner)
+        self.down = make_linear(inner, hidden)
+
+    def forward(self, x: Any) -> Any:
+        """The MLP of each token."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Experts(nn.Module):
+    """A router, its experts, and experts that all tokens go to (DeepSeekMoE, arXiv:2401.06066; with a
+    gate Qwen2-MoE, ``modeling_qwen2_moe.py`` of Hugging Face Transformers)."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        hidden, inner = model.hidden, model.expert_width
+        self.router = make_linear(hidden, model.experts)
+        self.gate = nn.Parameter(torch.zeros(model.experts, hidden, inner))
+        self.up = nn.Parameter(torch.zeros(model.experts, hidden, inner))
+        self.down = nn.Parameter(torch.zeros(model.experts, inner, hidden))
+        self.top_k = model.top_k
+        self.shared: Any = None
+        self.shared_gate: Any = None
+        if model.shared_experts:
+            width = model.shared_width or model.expert_width
+            self.shared = GatedMLP(hidden, model.shared_experts * width)
+        if model.shared_gate:
+            self.shared_gate = make_linear(hidden, 1)
+
+    def forward(self, x: Any) -> Any:
+        """The experts of each token."""
+        gates = self.router(x).float().softmax(-1).to(x.dtype)
+        tokens = x.view(-1, x.shape[-1])
+        copies = moe_permute(tokens, len(tokens) * self.top_k)
+        ends = torch.zeros(len(self.gate), dtype=torch.int32, device=x.device)
+        wide = F.silu(F.grouped_mm(copies, self.gate, offs=ends))
+        wide = wide * F.grouped_mm(copies, self.up, offs=ends)
+        results = F.grouped_mm(wide, self.down, offs=ends)
+        mixed = moe_unpermute(results, gates, len(tokens)).view(x.shape)
+        if self.shared is None:
+            return mixed
+        shared = self.shared(x)
+        if self.shared_gate is not None:
+            shared = shared * torch.sigmoid(self.shared_gate(x))
+        return mixed + shared
+
+
+class Residual(nn.Module):
+    """A norm, a branch, and the sum with its input."""
+
+    def __init__(self, hidden: int, branch: nn.Module) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(hidden)
+        self.branch = branch
+
+    def forward(self, x: Any) -> Any:
+        """The sum."""
+        return x + self.branch(self.norm(x))
+
+
+def build_twin(model: Transformer) -> Any:
+    """A training step of a model in PyTorch.
+
+    Parameters
+    ----------
+    model : Transformer
+        What the builder records.
+
+    Returns
+    -------
+    step : callable
+        Forward, backward and update; its weights are registered in the order of use.
+    """
+    layers: list[Any] = [nn.Embedding(model.vocabulary, model.hidden)]
+    for layer in range(model.layers):
+        layers.append(Residual(model.hidden, GroupedAttention(model)))
+        mlp: Any = GatedMLP(model.hidden, model.inner)
+        if has_experts(model, layer):
+            mlp = Experts(model)
+        layers.append(Residual(model.hidden, mlp))
+    layers += [nn.RMSNorm(model.hidden), make_linear(model.hidden, model.vocabulary)]
+    module = nn.Sequential(*layers).to(torch.bfloat16)
+    optimizer = make_optimizer(model.optimizer, module.parameters())
+    tokens = torch.zeros(model.batch, model.sequence, dtype=torch.int64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        # no name holds the logits, which the backward pass does not need
+        F.cross_entropy(module(tokens).view(-1, model.vocabulary), tokens.view(-1)).backward()
+        optimizer.step()
+
+    return step

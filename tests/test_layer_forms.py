@@ -1,0 +1,204 @@
+"""Forms of layers of a Transformer, each beside a twin in PyTorch, a published figure or a count by
+hand."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfkit as pk
+from benchmarks.strategies_beside import Drawn, compare
+from perfkit.platform.estimates import keep_quiet
+from perfkit.prediction.memory import measure_memory
+from perfkit.prediction.strategies import price_strategies
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.layer_kinds import has_experts, list_kinds
+from perfkit.workloads.transformer import Transformer
+
+torch = pytest.importorskip("torch", reason="the twins need torch: pip install 'perfkit[measure]'")
+
+from perfkit.recording.steps import capture  # noqa: E402
+from tests.layer_twins import build_twin  # noqa: E402
+
+PLAIN = Transformer.preset(
+    "llama-2-7b",
+    batch=4,
+    sequence=40,
+    layers=3,
+    hidden=64,
+    heads=4,
+    kv_heads=2,
+    inner=96,
+    vocabulary=304,
+    dtype="bf16",
+    attention="flash2",
+)
+EXPERTS = {"experts": 4, "top_k": 2, "expert_width": 32, "fused_permutation": True}
+#: Forms, as changes of a small Llama.
+TWINS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "experts": EXPERTS,
+    "shared experts": {**EXPERTS, "shared_experts": 2},
+    "wide shared expert": {**EXPERTS, "shared_experts": 1, "shared_width": 80},
+    "shared experts with a gate": {**EXPERTS, "shared_experts": 1, "shared_gate": True},
+    "first dense layers": {**EXPERTS, "shared_experts": 1, "dense_layers": 2},
+    "experts in every second layer": {**EXPERTS, "expert_interval": 2, "layers": 4},
+}
+PRODUCT = ("flops", "batch", "m", "n", "k")
+#: Kernels of Transformer Engine, which the twin calls by names of its own.
+PERMUTATIONS = ("moe_permute", "moe_unpermute")
+
+
+def find_name(name: str) -> str:
+    """The name of an operation without what differs by choice: attention has a name for each device,
+    and permutations of tokens one for each pass."""
+    for permutation in PERMUTATIONS:
+        if name.startswith(permutation):
+            return permutation
+    return name.replace("_for_cpu", "")
+
+
+def list_operations(graph: Graph, angles: int) -> list[tuple[Any, ...]]:
+    """Name, class, pass, sizes of products and bytes of each operation.
+
+    Copies of the angles of positions are left out, which are conjugated for the backward pass: the
+    builder has no copies as small as these.
+    """
+    sizes = np.stack([graph.column(name) for name in PRODUCT], axis=1).tolist()
+    operations: list[tuple[Any, ...]] = []
+    for place, label in enumerate(graph.labels):
+        if label.name == "clone" and graph.column("elements")[place] == angles:
+            continue
+        name = find_name(label.name)
+        kind, variant = label.kind, label.variant.removesuffix(".flash2")
+        of_product = sizes[place]
+        if name == "_to_copy":
+            kind = "elementwise"
+        elif name in PERMUTATIONS:
+            kind, variant, of_product = "copy", "", []
+        nbytes = pytest.approx(float(graph.traffic[place]), rel=0.03)  # statistics of rows are fp32
+        operations.append((name, kind, variant, label.phase, *of_product, nbytes))
+    return operations
+
+
+def measure(graph: Graph) -> float:
+    """Bytes of the fullest moment."""
+    return measure_memory([graph], pk.load_platform("h100-sxm-8")).total
+
+
+@pytest.mark.filterwarnings("ignore:perfkit has no model of the work of moe")
+@pytest.mark.filterwarnings("ignore:.*such as those of experts")
+@pytest.mark.parametrize("name", TWINS)
+def test_a_form_is_captured_as_it_is_built(name: str) -> None:
+    model = replace(PLAIN, **TWINS[name])
+    [built] = model.graphs(accelerator=True)
+    captured = capture(partial(build_twin, model), device="cuda")
+    assert captured.parameters == built.parameters
+    angles = model.sequence * model.hidden // model.heads // 2
+    assert list_operations(captured, angles) == list_operations(built, angles)
+    assert measure(captured) == pytest.approx(measure(built), rel=0.01)
+
+
+def count_mlp(hidden: int, inner: int) -> int:
+    """Weights of a gated MLP."""
+    return 3 * hidden * inner
+
+
+def test_layers_with_experts_have_the_weights_of_their_parts() -> None:
+    changes = {**TWINS["first dense layers"], "shared_width": 24, "shared_gate": True}
+    model = replace(PLAIN, **changes)
+    dense = replace(PLAIN, inner=96)
+    router, gate = 4 * 64, 64
+    routed = 4 * count_mlp(64, 32)
+    shared = count_mlp(64, 24)
+    of_experts = router + routed + shared + gate
+    expected = dense.graphs()[0].parameters + of_experts - count_mlp(64, 96)
+    assert model.graphs()[0].parameters == expected
+
+
+def test_kinds_of_layers_hold_each_layer_once() -> None:
+    model = replace(PLAIN, layers=8, **{**EXPERTS, "dense_layers": 3, "expert_interval": 2})
+    with_experts = [layer for layer in range(8) if has_experts(model, layer)]
+    # Llama 4: layers 1, 3, 5 and 7; the first three are dense
+    assert with_experts == [3, 5, 7]
+    kinds = list_kinds(model)
+    assert sorted(layer for kind in kinds for layer in kind.layers) == list(range(8))
+    assert [kind.model.experts for kind in kinds] == [0, 4], "most layers come first"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shared_experts": 1}, "shared_experts is 1 and the model has no experts; give experts"),
+        ({**EXPERTS, "dense_layers": 3}, "leave none of 3 layers with experts; take fewer"),
+        ({**EXPERTS, "shared_width": 8}, "shared_width is 8 and shared_experts 0"),
+        ({**EXPERTS, "shared_gate": True}, "shared_gate is True and shared_experts 0"),
+        ({**EXPERTS, "expert_interval": 4}, "expert_interval is 4"),
+    ],
+)
+def test_what_only_experts_have_needs_them(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(PLAIN, **changes)
+
+
+#: Large enough that kernels take longer than their launches.
+LARGE = Transformer.preset(
+    "llama-2-7b",
+    batch=32,
+    sequence=2048,
+    layers=8,
+    hidden=2048,
+    heads=16,
+    kv_heads=8,
+    inner=8192,
+    vocabulary=32000,
+    dtype="bf16",
+    mixed=True,
+    fused=True,
+)
+LARGE_EXPERTS = {"experts": 8, "top_k": 2, "expert_width": 2048, "shared_experts": 1}
+FORMS: dict[str, dict[str, Any]] = {
+    "first dense layers": {**LARGE_EXPERTS, "dense_layers": 2},
+    "experts in every second layer": {**LARGE_EXPERTS, "expert_interval": 2},
+}
+STRATEGIES = {
+    "fsdp": pk.Strategy(dp=8, zero=3),
+    "tensor": pk.Strategy(tp=4, dp=2, zero=1, sequence_parallel=True),
+    "experts": pk.Strategy(dp=8, ep=4, zero=1),
+    "experts on all ranks": pk.Strategy(tp=2, dp=4, ep=8, zero=1, sequence_parallel=True),
+    "stages": pk.Strategy(tp=2, pp=2, dp=2, zero=1),
+    "chunks": pk.Strategy(pp=2, dp=4, ep=2, schedule="interleaved", chunks=2, zero=1),
+    "context": pk.Strategy(cp=2, pp=2, dp=2, checkpoint="selective", zero=1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_explore_and_predict_agree_on_a_form(form: str, name: str) -> None:
+    model = replace(LARGE, **FORMS[form])
+    strategy = STRATEGIES[name]
+    if not model.experts:
+        strategy = replace(strategy, ep=1)
+    if name == "chunks" and model.dense_layers:
+        strategy = replace(strategy, first_layers=5)
+    drawn = Drawn(model, "h100-sxm-8", None, strategy, "eager")
+    assert abs(compare(drawn).error) <= 0.03
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_memory_of_replicas_is_that_of_their_graph(form: str) -> None:
+    model = replace(LARGE, **FORMS[form])
+    platform = pk.load_platform("h100-sxm-8")
+    strategy = pk.Strategy(dp=8, zero=3)
+    with keep_quiet():
+        needs = price_strategies(model, platform, pk.Strategy.stack([strategy]))["needs"][0]
+        held = pk.predict(model, platform, strategy=strategy).memory().total
+    assert needs == pytest.approx(held, rel=0.02)
+
+
+def test_first_dense_layers_are_on_the_first_stage() -> None:
+    model = replace(LARGE, **FORMS["first dense layers"], layers=8)
+    with pytest.raises(ValueError, match="cannot share dense_layers of the model, 2"):
+        pk.predict(model, "h100-sxm-8", strategy=pk.Strategy(pp=4, dp=2))
