@@ -8,8 +8,15 @@ from typing import NamedTuple
 
 import pytest
 
+import perfkit as pk
 from perfkit.ground.hardware import Quantity
-from perfkit.platform.datasheets import Datasheet, list_datasheets, read_datasheet
+from perfkit.platform.datasheets import (
+    Datasheet,
+    list_datasheets,
+    note_large_node,
+    read_datasheet,
+)
+from perfkit.platform.estimates import keep_quiet
 
 #: Capacity of the memory of a device [B]: the smallest here has 16 GB, the largest 288 GB.
 CAPACITY = (1e9, 1e12)
@@ -238,3 +245,27 @@ def test_both_ways_of_a_link_are_found(system: str) -> None:
         elif "divided by" in link.basis:
             twice = {name: replace(link, value=2 * link.value)}
             assert find_faults(replace(sheet, links={**sheet.links, **twice}))
+
+
+def test_a_node_that_nobody_builds_is_said_with_one_that_there_is() -> None:
+    """NVLink joins 8 GPUs of H100, and 72 of GB200."""
+    gpt = pk.Transformer.gpt2(batch=128, dtype="bf16")
+    strategy = pk.Strategy(dp=64)
+
+    def list_said(platform: pk.Platform | str) -> list[str]:
+        with keep_quiet():
+            found = pk.predict(gpt, platform, strategy=strategy)
+        return [text for text in found.warnings if text.startswith("a node has")]
+
+    [note] = list_said("h100-sxm-64")
+    assert note.startswith("a node has 64 ranks, and links of NVIDIA H100 SXM5 80 GB join 8")
+    assert note.endswith("take 'h100-sxm-8x8'")
+    assert list_said("h100-sxm-8x8") == []
+    assert list_said("gb200-64") == []
+    sheet = read_datasheet("a100-sxm")
+    assert sheet.node is not None
+    assert sheet.node.value == 16
+    assert note_large_node(sheet.device, 32, 64)[0].endswith("take 'a100-sxm-16x4'")
+    unknown = read_datasheet("rtx-4090")
+    assert unknown.node is None
+    assert note_large_node(unknown.device, 64, 64) == ()

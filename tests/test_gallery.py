@@ -47,6 +47,7 @@ BASES = {
     "link": ("B/s", r"one way.*"),
     "multiprocessors": ("-", r".+"),
     "power": ("W", r".+"),
+    "node": ("-", r"of .+"),
     "products": ("FLOP/s", r"largest of (squares|many shapes).*|.* of the peak, as .+"),
     "capability": ("-", r"compute capability"),
 }

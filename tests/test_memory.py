@@ -11,6 +11,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.ground.units import format_bytes
+from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.memory import Memory, measure_memory
 from perfkit.sharding.planner import price_plan
 from perfkit.workloads.columns import Accesses, Features
@@ -280,6 +281,58 @@ def test_the_reserve_is_context_communicators_and_fragments(
     held = memory(model, GPU, strategy=strategy)
     assert held.reserve == pytest.approx((0.5 + 0.65 * groups) * 2**30 + 0.04 * held.total)
     assert held.reserved == held.total + held.reserve
+
+
+def test_a_reserve_beyond_the_gib_of_a_device_is_said() -> None:
+    """80 GB are 85.9e9 B: 81e9 B with the reserve fit, 87e9 do not, and 80.1e9 need no reserve."""
+    assert Memory({"all": 75e9}, 80e9, 6e9).fits_with_reserve
+    assert not Memory({"all": 79e9}, 80e9, 8e9).fits_with_reserve
+    assert Memory({"all": 79e9}, 80e9, 8e9).fits
+    assert Memory({"all": 1.0}, None, 8e9).fits_with_reserve is None
+    model = pk.Transformer.gpt2(batch=8, dtype="bf16")
+    gpu = pk.load_platform("a100-sxm-8")
+    with keep_quiet():
+        plain = pk.predict(model, gpu)
+    held = plain.memory()
+
+    def predict_with(capacity: float) -> tuple[str, ...]:
+        """What is said of a device that has so much memory [B]."""
+        *caches, main = gpu.device.memory
+        assert main.capacity is not None
+        small = replace(main, capacity=replace(main.capacity, value=capacity))
+        device = replace(gpu.device, memory=(*caches, small))
+        with keep_quiet():
+            found = pk.predict(model, replace(gpu, device=device))
+        return tuple(text for text in found.warnings if text.startswith("a rank"))
+
+    assert predict_with(held.reserved) == ()
+    [note] = predict_with(0.5 * (held.total + held.reserved / 1.073741824))
+    assert "with what its process takes beside it" in note
+    assert "may not fit; take fsdp, checkpoints, more ranks" in note
+    [note] = predict_with(0.9 * held.total)
+    assert "does not fit" in note
+
+
+@pytest.mark.parametrize(
+    ("options", "savings"),
+    [
+        ({}, "fsdp, checkpoints, more"),
+        ({"stack": "fsdp"}, "take checkpoints, more"),
+        ({"stack": "fsdp", "strategy": pk.Strategy(dp=8, checkpoint="full")}, "take more ranks"),
+        ({"strategy": pk.Strategy(dp=8)}, "take zero=3, checkpoints, more"),
+        ({"strategy": pk.Strategy(dp=8), "stack": "megatron"}, "take zero=1, checkpoints, more"),
+        ({"stack": "megatron"}, "take zero1, checkpoints, more"),
+        ({"stack": "ddp"}, "take checkpoints, more"),
+    ],
+)
+def test_what_is_in_use_is_not_advised(options: dict[str, Any], savings: str) -> None:
+    large = pk.Transformer.preset("gpt3-175b", batch=64, dtype="bf16", mixed=True, fused=True)
+    if "strategy" not in options:
+        options = {**options, "ranks": 8}
+    with keep_quiet():
+        found = pk.predict(replace(large, layers=48), "h100-sxm-8", **options)
+    [note] = [text for text in found.warnings if "does not fit" in text]
+    assert savings in note
 
 
 def test_one_rank_has_no_communicator_and_a_cpu_no_reserve() -> None:

@@ -113,7 +113,8 @@ class Exploration(Tabular):
             Fields of `Strategy`; ranks [-]; low and high end of the 80 % interval of the time, and
             stack, the software; its parts, see `perfkit.prediction.strategies.price_strategies` [s];
             run, whether its passes were run, in place of a closed form; spread [-]; needs,
-            the memory of the fullest rank [B]; time [s]; tokens_per_s [1/s]. For a DLRM:
+            the memory of the fullest rank, which has to fit, and of a Transformer reserve, what its
+            process takes beside it [B]; time [s]; tokens_per_s [1/s]. For a DLRM:
             ``tables``, how they are shared, instead of the fields; parts by what bounds them; and
             samples_per_s. ``mlps`` says how all other weights are shared.
         """
@@ -212,6 +213,12 @@ class Exploration(Tabular):
             "  " + ", ".join(shares),
             f"  others inside its interval, which may be faster: {others}; with twice the memory: {gain:+.1%}",
         ]
+        capacity = self.platform.memory_of_rank
+        if not self.plans and capacity is not None:
+            reserved = best["needs"] + best["reserve"]
+            texts.append(
+                f"  with its reserve a rank takes {format_bytes(reserved)} of {format_bytes(capacity)}"
+            )
         if not self.plans and self.frame["run"].any():
             texts.append(f"  passes were run of {self.frame['run'].sum()} strategies with stages")
         names = _SHARED if self.plans else _FIELDS

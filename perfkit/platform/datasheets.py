@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from perfkit.ground.files import group_rows
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Quantity
@@ -43,6 +44,8 @@ class Datasheet:
         [FLOP/s].
     power : Quantity or None
         Most that the device draws, where stated [W].
+    node : Quantity or None
+        Most ranks that the links join in one node, or in one rack, where stated [-].
     """
 
     system: str
@@ -50,6 +53,7 @@ class Datasheet:
     links: Mapping[str, Quantity]
     products: Mapping[str, Quantity] = field(default_factory=dict)
     power: Quantity | None = None
+    node: Quantity | None = None
 
     @property
     def link_bandwidth(self) -> Quantity | None:
@@ -124,15 +128,65 @@ def read_datasheet(system: str) -> Datasheet:
             links[name] = bandwidth
     capability = found.get(("capability", ""))
     device = Device(rows[0]["device"], "cuda", peaks, tuple(memory), capability=capability)
-    return Datasheet(system, device, links, products, found.get(("power", "")))
+    return Datasheet(
+        system,
+        device,
+        links,
+        products,
+        power=found.get(("power", "")),
+        node=found.get(("node", "")),
+    )
 
 
 def find_datasheet(device: Device) -> Datasheet | None:
     """Find the datasheet of a device by the name of the device; None where there is none."""
+    return _find_sheet(device.name)
+
+
+@lru_cache(maxsize=64)
+def _find_sheet(device: str) -> Datasheet | None:
+    """The datasheet of a device by its name, which each prediction asks for."""
     for sheet in map(read_datasheet, list_datasheets()):
-        if sheet.device.name == device.name:
+        if sheet.device.name == device:
             return sheet
     return None
+
+
+def note_large_node(device: Device, ranks_per_node: int, ranks: int) -> tuple[str, ...]:
+    """A note where a node has more ranks than the links of its device join.
+
+    Parameters
+    ----------
+    device : Device
+        What a rank computes on.
+    ranks_per_node : int
+        Ranks of a node [-].
+    ranks : int
+        Ranks of the platform [-].
+
+    Returns
+    -------
+    notes : tuple of str
+        A sentence, with the name of a platform whose nodes have as many as there are; or nothing,
+        also where no datasheet says how many.
+
+    Examples
+    --------
+    >>> device = read_datasheet("h100-sxm").device
+    >>> note_large_node(device, 8, 64)
+    ()
+    >>> note_large_node(device, 64, 64)[0]
+    "a node has 64 ranks, and links of NVIDIA H100 SXM5 80 GB join 8: all 64 are priced as if they did; take 'h100-sxm-8x8'"
+    """
+    sheet = find_datasheet(device)
+    if sheet is None or sheet.node is None or ranks_per_node <= sheet.node.value:
+        return ()
+    joined = int(sheet.node.value)
+    nodes = -(-ranks // joined)
+    return (
+        f"a node has {ranks_per_node} ranks, and links of {device.name} join {joined}: all "
+        f"{ranks_per_node} are priced as if they did; take '{sheet.system}-{joined}x{nodes}'",
+    )
 
 
 def find_adapter(platform: str, device: Device) -> Link:

@@ -25,6 +25,8 @@ WORKSPACE = 2 * 32 * 2.0**20
 CUDA_CONTEXT = 0.5 * 2.0**30
 COMMUNICATOR = 0.65 * 2.0**30
 FRAGMENTS = 0.04
+#: Bytes of a device for each byte that its datasheet quotes: it has GiB where GB are quoted [-].
+GIB_OF_GB = 2.0**30 / 1e9
 #: Uses of memory: weights without embedding tables; gradients; states of the optimizer; inputs and
 #: what is computed from them; tables; what collectives send and receive; workspaces of libraries
 #: and optimizers.
@@ -68,9 +70,17 @@ class Memory(Shown):
         """Whether the device has enough memory; None if its memory is not known.
 
         The quoted memory has to hold what is allocated. A GPU has GiB where GB are quoted, which
-        leaves 6.9 % of it for the reserve.
+        leaves 6.9 % of it for the reserve; see `fits_with_reserve`.
         """
         return None if self.capacity is None else self.total <= self.capacity
+
+    @property
+    def fits_with_reserve(self) -> bool | None:
+        """Whether the GiB that a device has where GB are quoted hold the reserve, too; None if its
+        memory is not known."""
+        if self.capacity is None:
+            return None
+        return self.reserved <= GIB_OF_GB * self.capacity
 
     def __repr__(self) -> str:
         known = f" of {format_bytes(self.capacity)}" if self.capacity is not None else ""
@@ -380,9 +390,26 @@ def count_communicators(graph: Graph) -> int:
     return len(met)
 
 
-def find_shortage(graphs: Sequence[Graph], platform: Platform) -> tuple[str, ...]:
-    """The warning if a rank has too little memory; first checks whether all its buffers together
-    would fit."""
+def find_shortage(
+    graphs: Sequence[Graph], platform: Platform, savings: Sequence[str]
+) -> tuple[str, ...]:
+    """The warning if a rank has too little memory, or too little for its reserve; first checks
+    whether all its buffers together would fit.
+
+    Parameters
+    ----------
+    graphs : sequence of Graph
+        What ranks execute.
+    platform : Platform
+        Where they do.
+    savings : sequence of str
+        What would need less memory, see `perfkit.workloads.stack.list_savings`.
+
+    Returns
+    -------
+    notes : tuple of str
+        A sentence, or nothing.
+    """
     capacity = platform.memory_of_rank
     if capacity is None:
         return ()
@@ -391,13 +418,20 @@ def find_shortage(graphs: Sequence[Graph], platform: Platform) -> tuple[str, ...
         nbytes = graph.footprint
         if graph.tables:
             nbytes += sum(table.nbytes for table in graph.tables) + sum_states(graph, graph.tables)
-        most = max(most, nbytes)
-    if most + WORKSPACE <= capacity:
-        return ()
+        most = max(most, nbytes + WORKSPACE)
+    if most <= capacity:
+        communicators = max(count_communicators(graph) for graph in graphs)
+        reserve = estimate_reserve(most, communicators)
+        if Memory({"all": most}, capacity, reserve).fits_with_reserve:
+            return ()
     memory = measure_memory(graphs, platform)
-    if memory.fits:
+    if memory.fits and memory.fits_with_reserve:
         return ()
-    shared = "" if any(graph.tables for graph in graphs) else "fsdp, checkpoints, "
+    less = ", ".join((*savings, "more ranks", "a smaller batch or a device with more memory"))
+    if not memory.fits:
+        return (f"a rank {memory}; take {less}",)
+    reserved = format_bytes(memory.reserved)
     return (
-        f"a rank {memory}; take {shared}more ranks, a smaller batch or a device with more memory",
+        f"a rank {memory}, and {reserved} with what its process takes beside it (context of CUDA, "
+        f"buffers of NCCL, fragments): it may not fit; take {less}",
     )

@@ -5,7 +5,7 @@ when each of them starts and ends, and what that says. Each step takes and retur
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import check_positive, check_type, format_time, rank_largest
+from perfkit.platform.datasheets import note_large_node
 from perfkit.platform.estimates import check_time, warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -45,7 +46,13 @@ from perfkit.prediction.uncertainty import (
 )
 from perfkit.workloads.graph import STAGE_HOST
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.stack import Stack, apply_stack, note_misfits, note_unpriced
+from perfkit.workloads.stack import (
+    Stack,
+    apply_stack,
+    list_savings,
+    note_misfits,
+    note_unpriced,
+)
 from perfkit.workloads.strategy import Strategy
 
 
@@ -235,7 +242,8 @@ def predict(
     causes = break_down(timings.slowest)
     bottleneck = find_bottleneck(causes, timings.timeline)
     bounds = bound_time(timings, causes, loading_time)
-    notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan)
+    savings = list_savings(workload, strategy, software, is_stated=stack is not None)
+    notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan, savings)
     of_level = note_level(machine, software, resolved.workload, resolved.ranks)
     of_facts = note_unpriced(work.workload, software) + note_misfits(work.workload, software)
     warn_once(notes.doubts, 3)
@@ -408,6 +416,7 @@ def collect_notes(
     platform: Platform,
     bottleneck: str,
     plan: Plan | None,
+    savings: Sequence[str],
 ) -> Notes:
     """Say what the time rests on that was not measured, and what somebody may not have chosen.
 
@@ -425,6 +434,8 @@ def collect_notes(
         What limits the iteration.
     plan : Plan or None
         Placement of embedding tables.
+    savings : sequence of str
+        What would need less memory.
 
     Returns
     -------
@@ -437,8 +448,10 @@ def collect_notes(
         slowest.graph, timings.costs, platform, resolved.workload.family, resolved.ranks
     )
     of_graphs = dict.fromkeys(note for graph in graphs for note in graph.notes)
-    of_memory = find_shortage(graphs, platform)
-    doubts = (*priced.notes, *of_graphs, *of_times, *of_memory)
+    of_memory = find_shortage(graphs, platform, savings)
+    network = platform.network
+    of_node = note_large_node(platform.device, network.ranks_per_node, network.ranks)
+    doubts = (*priced.notes, *of_graphs, *of_times, *of_memory, *of_node)
 
     advice: tuple[str, ...] = ()
     if bottleneck not in ("host-bound", "input-bound"):

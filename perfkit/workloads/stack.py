@@ -609,6 +609,54 @@ def note_misfits(workload: Any, stack: Stack) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def list_savings(
+    workload: Any, strategy: Strategy | None, stack: Stack, *, is_stated: bool
+) -> tuple[str, ...]:
+    """What makes ranks hold less of a model, and is not in use.
+
+    Parameters
+    ----------
+    workload : Workload, Graph or sequence of Graph
+        What is predicted.
+    strategy : Strategy or None
+        How ranks share it, if that is stated.
+    stack : Stack
+        The software, with the settings that win over its facts.
+    is_stated : bool
+        Whether this software was asked for; the usual one gives way to FSDP.
+
+    Returns
+    -------
+    savings : tuple of str
+        More sharing by replicas, and checkpoints; of a DLRM nothing, whose tables are what is large.
+
+    Examples
+    --------
+    >>> list_savings(Transformer.gpt2(batch=8), None, find_stack("ddp"), is_stated=False)
+    ('fsdp', 'checkpoints')
+    >>> megatron = find_stack("megatron")
+    >>> list_savings(Transformer.gpt2(batch=8), Strategy(dp=8), megatron, is_stated=True)
+    ('zero=1', 'checkpoints')
+    """
+    first = workload[0] if isinstance(workload, list | tuple) and workload else workload
+    if isinstance(first, DLRM) or getattr(first, "tables", ()):
+        return ()
+    if not isinstance(first, Transformer):
+        return "fsdp", "checkpoints"
+    most_zero = 3
+    if is_stated:
+        most_zero = stack.most_zero
+        if first.mixed and stack.mixed == "autocast":
+            most_zero = 0
+    savings = []
+    if stack.zero < most_zero:
+        savings.append(PARALLEL[most_zero] if strategy is None else f"zero={most_zero}")
+    checkpoints = first.checkpoint if strategy is None else strategy.checkpoint == "full"
+    if not checkpoints:
+        savings.append("checkpoints")
+    return tuple(savings)
+
+
 def _list_suited(family: str, *, fp8: bool) -> str:
     """Names of the stacks that train models of a family, in fp8 or in any format."""
     names = [
