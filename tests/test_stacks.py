@@ -235,6 +235,14 @@ def test_facts_fill_what_was_left_at_its_default_and_nothing_else() -> None:
     assert apply_stack(eager, None, None, own).workload.attention == "eager"
 
 
+@pytest.mark.parametrize("stack", [None, "megatron"])
+def test_other_ranks_than_a_strategy_takes_are_refused(stack: str | None) -> None:
+    with pytest.raises(ValueError, match="ranks is 8, and strategy takes 16; leave ranks out, or"):
+        pk.predict(GPT, CLUSTER, ranks=8, strategy=pk.Strategy(dp=16), stack=stack)
+    with keep_quiet():
+        pk.predict(GPT, CLUSTER, ranks=16, strategy=pk.Strategy(dp=16), stack=stack)
+
+
 def test_a_prediction_says_its_stack() -> None:
     with keep_quiet():
         found = pk.predict(GPT, "h100-sxm-8", ranks=8, stack="fsdp")

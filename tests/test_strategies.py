@@ -768,12 +768,15 @@ def test_a_slower_stage_slows_the_pipeline() -> None:
             Strategy(pp=4, schedule="interleaved", chunks=2, micro_batch=32),
             "cannot share batch of the model, 64",
         ),
-        (Strategy(pp=32), "cannot share layers of the model, 24"),
+        (Strategy(pp=32), "layers of the model, 24; each of 32 x 1 chunks (pp x chunks) needs one"),
         (Strategy(pp=2, first_layers=24), "cannot share layers"),
         (Strategy(pp=2, first_layers=5, chunks=2, schedule="interleaved"), "cannot share layers"),
         (Strategy(pp=2, last_layers=5, chunks=2, schedule="interleaved"), "cannot share layers"),
         (Strategy(tp=np.array([1, 2])), "it must be a single one"),
-        (Strategy(dp=64, micro_batch=2), "cannot share batch of the model, 64"),
+        (
+            Strategy(dp=64, micro_batch=2),
+            "batch of the model, 64; dp x micro_batch, 64 x 2, must divide it",
+        ),
     ],
 )
 def test_what_no_model_can_run_is_refused(strategy: Strategy, message: str) -> None:

@@ -244,6 +244,15 @@ def test_grids_that_make_no_sense_are_refused(grid: Any, message: str) -> None:
         pk.sweep(pk.Transformer.bert, grid, "h100-sxm-8", progress=False)
 
 
+def test_a_name_that_no_grid_has_is_told_with_its_neighbour() -> None:
+    gpt = pk.Transformer.gpt2(batch=16)
+    for wrong, near in (("stak", "stack"), ("layer", "layers")):
+        with pytest.raises(
+            ValueError, match=f"a name of grid is '{wrong}'; .*did you mean '{near}'"
+        ):
+            pk.sweep(gpt, {wrong: [1]}, "h100-sxm-8", progress=False)
+
+
 def test_a_model_that_cannot_be_changed_says_what_to_give_instead() -> None:
     build = partial(pk.DLRM, rows=[1000, 1000, 1000, 1000], dim=16)
     with pytest.raises(

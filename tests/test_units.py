@@ -121,6 +121,10 @@ def test_a_misspelt_name_gets_its_neighbour_suggested() -> None:
         ValueError, match=r"is 'allreduce'; known are all_reduce, .*did you mean 'all_reduce'\?"
     ):
         check_choice("operation", "allreduce", ["all_reduce", "broadcast"])
+    # another width is another format, and no slip of the pen
+    for wrong, near in (("fp4", "fp64"), ("nvfp4", "fp64")):
+        with pytest.raises(ValueError, match=f"dtype is '{wrong}'; known are {near}, bf16$"):
+            check_choice("dtype", wrong, [near, "bf16"])
     for value in (None, 3, ["fp32"], "", "x" * 10_000, "<script>\n"):
         with pytest.raises(ValueError, match=r"^dtype is .*; known are bf16, fp32$") as error:
             check_choice("dtype", value, ["bf16", "fp32"])

@@ -36,7 +36,7 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS, WHOLE, PlacementKind
 from perfkit.workloads.stack import Stack, apply_stack, can_run, find_stack, share_states
-from perfkit.workloads.strategy import Strategy, list_fits
+from perfkit.workloads.strategy import Strategy, explain_fit, list_fits
 from perfkit.workloads.transformer import Transformer
 
 _FIELDS = tuple(own.name for own in fields(Strategy))
@@ -51,6 +51,8 @@ _SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved
 #: Most passes of micro-batches through layers that are predicted for the warnings of a strategy, and
 #: the micro-batches that are predicted of others: both take less than a second [-].
 _MOST_PASSES, _FEW = 1_000, 2
+#: Least memory that somebody may mean in bytes [B].
+_LEAST_MEMORY = 1e6
 #: Most sequences of a micro-batch, and most ranks of one sequence, that are tried [-].
 _MOST = 16
 
@@ -317,6 +319,8 @@ def explore(
     check_type("model", model, Transformer | DLRM)
     kind: Any = Plan if isinstance(model, DLRM) else Strategy
     check_type("strategies", strategies, Sequence[kind] | None)
+    if strategies is not None and not len(strategies):
+        raise ValueError("strategies is empty; give one or more, or leave it out to search them")
     where = load_platform(platform)
     counts = _read_counts(ranks, strategies, where)
     capacity = where.memory_of_rank if memory is None else check_positive("memory", memory)
@@ -333,10 +337,7 @@ def explore(
     fits = priced.needs <= capacity
     asked = " or ".join(map(str, counts))
     if not fits.any():
-        least = format_bytes(priced.needs.min())
-        raise ValueError(
-            f"no strategy on {_show_ranks(ranks, counts)} ranks fits; the least takes {least}; take more ranks"
-        )
+        raise _refuse_memory(priced, capacity, memory, _show_ranks(ranks, counts))
     # equal times differ in their last digits, and then the first, which has the fewest ranks, leads
     order = np.flatnonzero(fits)[rank_largest(-priced.time[fits])]
     columns = _list_columns(model, priced)
@@ -417,9 +418,36 @@ def _read_counts(ranks: Any, strategies: Sequence[Any] | None, where: Platform) 
         ranks = list(dict.fromkeys(given))
     listed = [*ranks] if is_listed(ranks) else [ranks]
     if not listed:
-        raise ValueError("ranks is None; give a count of ranks, or strategies")
+        raise ValueError("ranks is None; give a count of ranks, or strategies to choose from")
     most = where.network.ranks
     return [int(check_positive("ranks", one, integer=True, maximum=most)) for one in listed]
+
+
+def _refuse_memory(
+    priced: "_Priced", capacity: float, memory: float | None, ranks: str
+) -> ValueError:
+    """The error where nothing fits: what the smallest one takes, of how much."""
+    least = format_bytes(priced.needs.min())
+    cure = "take more ranks, a smaller batch or a device with more memory"
+    if memory is not None and memory < _LEAST_MEMORY:
+        cure = f"memory is {memory:g} bytes; give it in bytes, such as 80e9"
+    return ValueError(
+        f"no strategy on {ranks} ranks fits into {format_bytes(capacity)}; the least takes {least}; "
+        f"{cure}"
+    )
+
+
+def _refuse_given(
+    model: Transformer | DLRM, given: Sequence[Any], counts: Sequence[int]
+) -> ValueError:
+    """The error where none of the strategies that were given can be priced: why the first cannot."""
+    asked = counts[0] if len(counts) == 1 else counts
+    misfits = _list_misfits(model, given, counts)
+    more = f", and {len(misfits) - 1} more" if len(misfits) > 1 else ""
+    return ValueError(
+        f"none of the strategies can be priced on {show(asked)} ranks: {misfits[0]}{more}; leave "
+        "ranks out for those of the strategies, or take others"
+    )
 
 
 def _refuse_ranks(counts: Sequence[int]) -> ValueError:
@@ -448,6 +476,8 @@ def _price_dlrm(
     else:
         for count in counts:
             rows |= _price_plans(model, where, execution, stack, count, capacity)
+    if not rows and given:
+        raise _refuse_given(model, given, counts)
     if not rows:
         raise _refuse_ranks(counts)
     plans = list(rows)
@@ -490,6 +520,8 @@ def _price_transformer(
             listed = _drop_equal(listed.select(runs))
     divides = [*list_fits(model, listed).values(), np.isin(listed.ranks, counts)]
     can = np.logical_and.reduce(divides)
+    if not can.any() and given:
+        raise _refuse_given(model, given, counts)
     if not can.any():
         raise _refuse_ranks(counts)
     tried = listed.select(can)
@@ -603,8 +635,11 @@ def _list_misfits(
         elif isinstance(model, Transformer):
             parts = [part for part, fits in list_fits(model, one).items() if not np.all(fits)]
             if parts:
-                sizes = ", ".join(f"{part} of the model, {getattr(model, part)}" for part in parts)
-                misfits.append(f"{name} cannot share {sizes}")
+                sizes = [
+                    f"{part} of the model, {getattr(model, part)} ({explain_fit(part, model, one)})"
+                    for part in parts
+                ]
+                misfits.append(f"{name} cannot share {', '.join(sizes)}")
     return misfits
 
 

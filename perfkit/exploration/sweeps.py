@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from typing import Any, TypeAlias
@@ -34,6 +34,7 @@ from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
 from perfkit.workloads.sizes import SizesError, alter, check_size, select_sizes
 from perfkit.workloads.stack import Stack, find_stack, needs_strategy
+from perfkit.workloads.transformer import Transformer
 
 #: Arguments that may be arrays over configurations: numbers, and lists of numbers.
 _NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "features")
@@ -235,6 +236,8 @@ def sweep(
             f"grid is {show(grid)}, platform is {show(platform)}; give values of an argument, a platform"
         )
 
+    _check_names(workload, columns, usual)
+
     # 1. Price configurations in tasks of those that differ in sizes alone.
     groups = list(_group(workload, columns, usual, events))
     tasks = [_take_rows(columns, members) for members in groups]
@@ -273,6 +276,16 @@ def sweep(
         tuple(platforms),
         warn_once(name_sides(notes)[:_NOTES], 3),
     )
+
+
+def _check_names(workload: Any, names: Iterable[str], of_predict: Iterable[str]) -> None:
+    """Raise a ValueError for a name that neither a Transformer nor `predict` takes. Arguments of a
+    callable, and those that a DLRM was built with, are not known."""
+    if not isinstance(workload, Transformer):
+        return
+    known = [*of_predict, *(field.name for field in fields(Transformer) if field.init)]
+    for name in names:
+        check_choice("a name of grid", name, known)
 
 
 def _read_grid(grid: Any) -> _Columns:

@@ -418,6 +418,13 @@ def check_positive(
     return int(real) if integer else float(real)
 
 
+def _is_other_width(one: str, other: str) -> bool:
+    """Whether two names are formats of another number of digits: fp4 for fp64 is no slip of the pen."""
+    widths = [re.fullmatch(r"[a-z]+(\d+)", name) for name in (one.lower(), other)]
+    digits = [len(width[1]) for width in widths if width is not None]
+    return len(digits) == 2 and digits[0] != digits[1]
+
+
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     """Return a known name, or raise an error with the known names and the closest match.
 
@@ -436,10 +443,12 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     given = value if isinstance(value, str) and value else "\0"
     # h100 is h100-sxm-8 rather than p100-1
     begun = [choice for choice in known if choice.startswith(given.lower())]
-    hints = [
-        f"; did you mean {close!r}?"
-        for close in begun or get_close_matches(given.lower(), known, n=1)
+    near = [
+        choice
+        for choice in get_close_matches(given.lower(), known, n=1)
+        if not _is_other_width(given, choice)
     ]
+    hints = [f"; did you mean {close!r}?" for close in begun or near]
     named = [choice or "''" for choice in known]  # where none is a choice, too
     listed = escape(", ".join(named) or "none", 1000)
     raise ValueError(f"{name} is {show(value)}; known are {listed}{''.join(hints[:1])}")

@@ -81,7 +81,7 @@ def time_kernels(
     found = find_kernel(machine.kernels, kind, dtype=dtype)
     if found is None:
         raise _lacks_model(machine, kind)
-    check_choice("dtype", dtype, machine.device.peaks)
+    check_choice(f"on {machine.name} dtype", dtype, machine.device.peaks)
     names = kind.split(".")
     operation = names[0]
     variant = ".".join(name for name in names[1:] if name not in DTYPES)
@@ -106,7 +106,7 @@ def estimate_gemm(
     """Time of a matrix product, see `Platform.gemm`."""
     given = {"m": m, "n": n, "k": k, "batch": batch}
     shape = {name: float(check_positive(name, size, integer=True)) for name, size in given.items()}
-    itemsize = DTYPES[check_choice("dtype", dtype, machine.device.peaks)]
+    itemsize = DTYPES[check_choice(f"on {machine.name} dtype", dtype, machine.device.peaks)]
     sizes = {
         **shape,
         "flops": gemm_flops(**shape),

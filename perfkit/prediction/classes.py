@@ -127,7 +127,7 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> Classif
     ValueError
         For a format that the platform has no peak for.
     """
-    check_choice("dtype", dtype, platform.device.peaks)
+    check_choice(f"on {platform.name} dtype", dtype, platform.device.peaks)
     if any(graph.dtypes for graph in graphs):
         kernel_classes, class_of_operation = _list_with_formats(graphs, platform, dtype)
     else:

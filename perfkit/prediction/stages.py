@@ -24,7 +24,7 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.layer_kinds import list_kinds
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.stack import STACKS, Stack, name_usual_stacks
-from perfkit.workloads.strategy import Strategy, list_fits, spread_chunks
+from perfkit.workloads.strategy import Strategy, explain_fit, list_fits, spread_chunks
 from perfkit.workloads.transformer import MOST_PASSES, Transformer
 
 #: Most operations of all stages [-].
@@ -499,7 +499,8 @@ def check_strategy(model: Any, s: Strategy) -> Strategy:
         if not fits:
             shown = replace(s, buffers=False)
             raise ValueError(
-                f"{shown} cannot share {name} of the model, {getattr(model, name)}; take other sizes"
+                f"{shown} cannot share {name} of the model, {getattr(model, name)}; "
+                f"{explain_fit(name, model, s)}"
             )
     return s
 

@@ -9,7 +9,7 @@ import numpy as np
 from perfkit.ground.files import group_rows, reading
 from perfkit.ground.records import set_fields
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_choice, check_positive, check_type
+from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.execution import EXECUTIONS
@@ -425,6 +425,7 @@ def apply_stack(
     """
     check_type("strategy", strategy, Strategy | None)
     check_type("execution", execution, str | None)
+    _check_ranks_of_strategy(strategy, ranks)
     if stack is None:
         return _choose_usual(workload, strategy, execution)
     chosen = find_stack(stack)
@@ -449,6 +450,17 @@ def apply_stack(
         _check_autocast(model, shared, chosen)
     stated = _override_facts(stated, workload, strategy)
     return StackedWork(model, shared, runs_as, (stated,))
+
+
+def _check_ranks_of_strategy(strategy: Strategy | None, ranks: Any) -> None:
+    """Raise a ValueError where another number of ranks is stated than a strategy takes."""
+    if strategy is None or ranks is None or np.ndim(strategy.ranks):
+        return
+    if ranks != int(strategy.ranks):
+        raise ValueError(
+            f"ranks is {show(ranks)}, and strategy takes {int(strategy.ranks)}; leave ranks out, or "
+            f"take a strategy whose tp x pp x cp x dp is {show(ranks)}"
+        )
 
 
 def _choose_usual(workload: Any, strategy: Strategy | None, execution: str | None) -> StackedWork:
@@ -639,7 +651,8 @@ def list_savings(
     ('zero=1', 'checkpoints')
     """
     first = workload[0] if isinstance(workload, list | tuple) and workload else workload
-    if isinstance(first, DLRM) or getattr(first, "tables", ()):
+    tables = getattr(first, "tables", None)
+    if isinstance(first, DLRM) or tables:
         return ()
     if not isinstance(first, Transformer):
         return "fsdp", "checkpoints"

@@ -572,3 +572,47 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         "layers": enough & first_fits & last_fits,
         "dense_layers": holds_dense,
     }
+
+
+def explain_fit(name: str, model: Any, s: Strategy) -> str:
+    """Say which sizes of a strategy must divide a field of a Transformer.
+
+    Parameters
+    ----------
+    name : str
+        A field, as in `list_fits`.
+    model : Transformer
+        The model.
+    s : Strategy
+        One.
+
+    Returns
+    -------
+    text : str
+        What is wanted of these sizes.
+
+    Examples
+    --------
+    >>> from perfkit.workloads.transformer import Transformer
+    >>> explain_fit("batch", Transformer.gpt2(batch=64), Strategy(dp=3, micro_batch=2))
+    'dp x micro_batch, 3 x 2, must divide it'
+    """
+    if name == "batch":
+        wanted = f"dp x micro_batch, {s.dp} x {s.micro_batch}, must divide it"
+        if find_schedules(s.schedule).interleaves:
+            wanted += f", and pp, {s.pp}, the micro-batches"
+        return wanted
+    if name == "heads":
+        heads = "tp"
+        if s.ulysses:
+            heads = "tp x cp"
+        kv_heads = model.kv_heads or model.heads
+        return f"{heads} must divide it, and tp, {s.tp}, must divide kv_heads, {kv_heads}, or be a multiple"
+    if name == "sequence":
+        return f"cp, {s.cp}, and tp with sequence_parallel, {s.tp}, must divide it"
+    if name == "experts":
+        return f"ep, {s.ep}, must divide it, and etp, {s.etp}, needs experts"
+    return (
+        f"each of {s.pp} x {s.chunks} chunks (pp x chunks) needs one, beside first_layers, "
+        f"{s.first_layers}, and last_layers, {s.last_layers}"
+    )
