@@ -14,10 +14,12 @@ import polars as pl
 import pytest
 import vl_convert
 
+import perfkit as pk
 from perfkit import plots
 from perfkit.models.collectives import alpha_beta
 from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.models.roofline import roofline_time
+from perfkit.platform.estimates import keep_quiet
 from perfkit.plots import canvas
 
 Row = dict[str, Any]
@@ -405,10 +407,33 @@ def alternate() -> pl.DataFrame:
     return frame.with_columns(rank=pl.lit(0), stream=pl.lit("compute"))
 
 
-def test_a_slot_of_a_timeline_shows_the_phase_that_fills_it() -> None:
+def test_a_slot_of_a_timeline_names_the_phases_that_alternate_in_it() -> None:
+    """Of each slot ``a`` takes a quarter; a phase of less than a tenth is not seen."""
     drawn = read_data(plots.timeline_lanes(alternate()))
     assert len(drawn) < 2_000
-    assert {row["phase"] for row in drawn} == {"b"}
+    assert {row["phase"] for row in drawn} == {"a and b"}
+    assert sum(row["operations"] for row in drawn) == 10_000
+    assert min(row["busy"] for row in drawn) == pytest.approx(0.6, abs=0.05)
+    short = alternate().with_columns(
+        end_s=pl.when(pl.col("phase") == "a").then(pl.col("start_s") + 5e-5).otherwise("end_s")
+    )
+    assert {row["phase"] for row in read_data(plots.timeline_lanes(short))} == {"b"}
+
+
+def test_passes_of_a_pipeline_are_not_drawn_as_backward_ones_alone() -> None:
+    """Micro-batches pass forward and backward in turn, too fast to be seen one by one."""
+    gpt = pk.Transformer.preset("gpt3-1.3b", batch=64, dtype="bf16", fused=True)
+    strategy = pk.Strategy(tp=2, pp=8, schedule="interleaved", chunks=3)
+    with keep_quiet():
+        found = pk.predict(gpt, "h100-sxm-8x2", strategy=strategy)
+    chart = found.chart("timeline")
+    drawn = [row for row in read_data(chart) if row["lane"] == "rank 0 · compute"]
+    shown: dict[str, float] = {}
+    for row in drawn:
+        shown[row["phase"]] = shown.get(row["phase"], 0.0) + row["end_s"] - row["start_s"]
+    assert shown["forward and backward"] > 0.5 * found.time
+    rows = found.timeline().filter(rank=0, stream="compute", phase="forward")
+    assert float((rows["end_s"] - rows["start_s"]).sum()) > 0.1 * found.time
 
 
 def test_a_bar_may_be_longer_than_a_slot() -> None:

@@ -17,6 +17,7 @@ INK = "#24292f"
 PHASES = {
     "forward": "#0072B2",
     "backward": "#D55E00",
+    "forward and backward": "#CC79A7",
     "update": "#009E73",
     "optimizer": "#009E73",
     "host": "#8C8C8C",

@@ -21,6 +21,10 @@ from perfkit.plots.theme import LayerChart
 
 #: Most lanes, and about the most bars of a timeline.
 _LANES, _BARS = 32, 1_900
+#: Share of the busy time of a slot from which a phase is named [-].
+_SEEN = 0.1
+#: Share of all slots from which several phases are named together [-].
+_RARE = 0.02
 #: Gaps below this share of the width of a chart are not seen [-].
 _GAP = 1 / 1000
 #: Share of a bar in which a stream is busy, below which the bar is visibly paler [-].
@@ -39,7 +43,8 @@ def timeline_lanes(
     frame : frame or list of dict
         Rows ``rank``, ``stream``, ``phase``, ``start_s`` and ``end_s`` [s] and, where known,
         ``name`` and ``module``. Neighbours of one phase become one bar, so that iterations of any
-        length stay readable.
+        length stay readable; phases that alternate too fast to be seen share bars with the names of
+        both.
     about : str, optional
         A line below the heading.
     time : float, optional
@@ -54,10 +59,10 @@ def timeline_lanes(
     check_threads()
     check_type("about", about, str)
     spans = _read_spans(frame)
-    phases = canvas.unique(spans.sort("start_s", maintain_order=True)["phase"])
     lanes = _list_lanes(spans)
     drawn_lanes = lanes[:_LANES]
     bars = _sum_bars(spans.filter(pl.col("lane").is_in(drawn_lanes)))
+    phases = _list_phases(spans, bars)
     busy_share = pl.col("busy_s") / (pl.col("end_s") - pl.col("start_s"))
     bars = bars.with_columns(busy=busy_share.clip(0, 1)).drop("busy_s", "longest_s")
 
@@ -102,6 +107,13 @@ def _read_spans(frame: Frame) -> Table:
         busy_s=seconds,
         operations=pl.lit(1),
     )
+
+
+def _list_phases(spans: Table, bars: Table) -> list[str]:
+    """Phases in the order in which they first come, then those of bars that join several."""
+    phases = canvas.unique(spans.sort("start_s", maintain_order=True)["phase"])
+    drawn = canvas.unique(bars.sort("start_s", maintain_order=True)["phase"])
+    return [*phases, *(phase for phase in drawn if phase not in phases)]
 
 
 class _Lane(NamedTuple):
@@ -157,17 +169,41 @@ def _find_end(spans: Table) -> float:
 
 
 def _fill_slots(spans: Table, first: float, width: float) -> Table:
-    """Divide time into slots, and take the phase that fills most of each slot of a lane."""
+    """Divide time into slots, and name the phases that fill each slot of a lane: where they
+    alternate inside of it, all of them."""
     slots = max(1, _BARS // spans["lane"].n_unique())
     length = width / slots
     slot = ((pl.col("start_s") - first) / length).cast(pl.Int64).clip(0, slots - 1)
-    parts = _add_up(spans, "lane", slot.alias("slot"), "phase", "region")
+    slotted = spans.with_columns(slot=slot)
+    phases = canvas.unique(spans.sort("start_s", maintain_order=True)["phase"])
+    named = _name_slots(slotted, phases)
+    joined = slotted.drop("phase").join(named, on=("lane", "slot"), how="left")
+    parts = _add_up(joined, "lane", "slot", "phase", "region")
     parts = parts.sort("busy_s", descending=True, maintain_order=True)
     longest = parts.group_by("lane", "slot", maintain_order=True).first()
     begin = first + pl.col("slot") * length
     # a bar may be longer than its slot
     end = pl.max_horizontal(begin + length, "end_s")
     return _join(longest.with_columns(start_s=begin, end_s=end), length / 2)
+
+
+def _name_slots(spans: Table, phases: Sequence[str]) -> Table:
+    """The phases of each slot of a lane that are seen in it, as one word or as several with "and"
+    between them, in the order in which they first come."""
+    shares = spans.group_by("lane", "slot", "phase").agg(pl.sum("busy_s"))
+    of_slot = pl.col("busy_s").sum().over("lane", "slot")
+    seen = shares.filter(pl.col("busy_s") >= _SEEN * of_slot)
+    place = {phase: number for number, phase in enumerate(phases)}
+    order = pl.col("phase").replace_strict(place, return_dtype=pl.Int64)
+    seen = seen.sort("lane", "slot", order)
+    longest = pl.col("phase").get(pl.col("busy_s").arg_max())
+    named = seen.group_by("lane", "slot", maintain_order=True).agg(
+        longest=longest, all=pl.col("phase").str.join(" and ")
+    )
+    # the border between two phases is no phase of its own
+    is_rare = pl.len().over("all") < _RARE * pl.len()
+    phase = pl.when(is_rare).then("longest").otherwise("all")
+    return named.select("lane", "slot", phase=phase)
 
 
 def _join(rows: Table, gap: float) -> Table:
