@@ -44,6 +44,8 @@ _BUILT = {
     "dropout": 0.0,
     "norm": "layer",
     "gated": False,
+    "activation": "",
+    "joined": "",
     "rotary": False,
     "qk_norm": False,
     "tie": True,

@@ -20,8 +20,9 @@ def attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     heads = share.part(model.heads)
     hidden = head_width * heads
     kv_hidden = head_width * share.part(model.kv_heads) if model.kv_heads else hidden
-    if model.causal and not model.rotary and np.all(kv_hidden == hidden):
-        q, k, v = split(tape, project(tape, model, x, 3 * hidden), 3)
+    if _is_joined(model, hidden, kv_hidden):
+        joined = project(tape, model, x, hidden + 2 * kv_hidden)
+        q, k, v = split(tape, joined, [hidden, kv_hidden, kv_hidden])
     else:
         q = project(tape, model, x, hidden)
         k = project(tape, model, x, kv_hidden)
@@ -44,6 +45,14 @@ def attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
         mixed = tape.apply(attention, q, k, v)
     layers.count_views(tape, 2)
     return project(tape, model, mixed, model.hidden)
+
+
+def _is_joined(model: Any, hidden: Any, kv_hidden: Any) -> bool:
+    """Whether queries, keys and values come from one product: as the model says, else in models like
+    GPT-2."""
+    if model.joined:
+        return bool(model.joined != "none")
+    return bool(model.causal and not model.rotary and np.all(kv_hidden == hidden))
 
 
 def _norm_heads(tape: Tape, x: Tensor, head_width: Any) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.workloads import layers
+from perfkit.workloads.activations import make_activation
 from perfkit.workloads.attention_blocks import attend
 from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.graph import Graph
@@ -18,7 +19,6 @@ from perfkit.workloads.iteration import make_graph, step
 from perfkit.workloads.layer_kinds import find_layer_models
 from perfkit.workloads.layer_types import (
     Add,
-    Gelu,
 )
 from perfkit.workloads.layers import MLPParallelism
 from perfkit.workloads.mlp_blocks import feed_forward, mix_experts
@@ -72,7 +72,7 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
                 x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
         tape.module, tape.layer = "head", None
         if not model.causal:
-            x = tape.apply(Gelu(), project(tape, model, x, hidden))
+            x = tape.apply(make_activation(model), project(tape, model, x, hidden))
         x = exchange_tokens(tape, layers.norm(tape, model.norm, x), share, ahead=True)
         columns = share.words(model)
         weight = words if model.tie else tape.parameter(columns, hidden)

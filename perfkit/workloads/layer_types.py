@@ -760,8 +760,8 @@ class TakePairs(Layer):
         tape.pass_on(self.x, dx)
 
 
-def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
-    """Equal parts of the last dimension, as views. Backward: their gradients become one, `cat`.
+def split(tape: Tape, x: Tensor, widths: Sequence[Any]) -> list[Tensor]:
+    """Parts of the last dimension, as views. Backward: their gradients become one, `cat`.
 
     Parameters
     ----------
@@ -769,8 +769,8 @@ def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
         The tape.
     x : Tensor
         What is split.
-    parts : int
-        Number of parts [-].
+    widths : sequence of int or array
+        Width of each part; they sum to that of `x` [-].
 
     Returns
     -------
@@ -778,13 +778,12 @@ def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
         The parts.
     """
     *leading, width = x.shape
-    shape = (*leading, width // parts)
-    views = [Tensor(x.storage, shape, x.itemsize, True, x.layer) for _ in range(parts)]
+    views = [Tensor(x.storage, (*leading, part), x.itemsize, True, x.layer) for part in widths]
 
     def backward() -> None:
         dx = tape.like(x)
         gradients = [tape.gradient(view) for view in views]
-        tape.copy("cat", gradients, [dx], rows=parts * x.numel // width)
+        tape.copy("cat", gradients, [dx], rows=len(widths) * x.numel // width)
         tape.pass_on(x, dx)
 
     tape.node(backward)

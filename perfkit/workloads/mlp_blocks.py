@@ -6,29 +6,34 @@ from typing import Any
 import numpy as np
 
 from perfkit.workloads import layers
+from perfkit.workloads.activations import make_activation
 from perfkit.workloads.layer_types import (
     Add,
-    Gelu,
     Multiply,
     MultiplyRows,
     Permute,
     Reorder,
     Sigmoid,
-    Silu,
     Softmax,
     Unpermute,
+    split,
 )
 from perfkit.workloads.operations import Tensor, Weight
 from perfkit.workloads.rank_share import SHARING_EXPERT, RankShare, exchange_tokens, project
 from perfkit.workloads.tape import Tape
 
 
-def _activate(tape: Tape, model: Any, product: Callable[[], Tensor]) -> Tensor:
-    """A product with its activation, which gates a second product in some models."""
-    if model.gated:
-        gate = tape.apply(Silu(), product())
-        return tape.apply(Multiply(), gate, product())
-    return tape.apply(Gelu(tanh=model.causal), product())
+def _activate(tape: Tape, model: Any, product: Callable[[Any], Tensor], inner: Any) -> Tensor:
+    """A product of `inner` numbers of each token with its activation, which gates a second product in
+    some models. Both are one product if they are joined."""
+    activation = make_activation(model)
+    if not model.gated:
+        return tape.apply(activation, product(inner))
+    if model.joined == "all":
+        gate, up = split(tape, product(2 * inner), [inner, inner])
+        return tape.apply(Multiply(), tape.apply(activation, gate), up)
+    gate = tape.apply(activation, product(inner))
+    return tape.apply(Multiply(), gate, product(inner))
 
 
 def feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
@@ -38,7 +43,7 @@ def feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
 
 def _multiply_twice(tape: Tape, model: Any, x: Tensor, inner: Any) -> Tensor:
     """Two products with an activation of `inner` numbers of each token between."""
-    activated = _activate(tape, model, lambda: project(tape, model, x, inner))
+    activated = _activate(tape, model, lambda width: project(tape, model, x, width), inner)
     return project(tape, model, activated, model.hidden)
 
 
@@ -62,7 +67,10 @@ def mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     wide = _activate(
         tape,
         model,
-        lambda: _multiply_experts(tape, model, gathered, tape.parameter(local, hidden, inner)),
+        lambda width: _multiply_experts(
+            tape, model, gathered, tape.parameter(local, hidden, width)
+        ),
+        inner,
     )
     results = _multiply_experts(tape, model, wide, tape.parameter(local, inner, hidden))
     results = _exchange_for_expert(tape, results, share, ahead=False)

@@ -13,6 +13,7 @@ from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.models.experts import Imbalance
 from perfkit.models.optimizers import find_optimizer
+from perfkit.workloads.activations import ACTIVATIONS
 from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.blocks import PARALLEL, FSDPUnits, record_forward
 from perfkit.workloads.graph import Graph
@@ -40,6 +41,8 @@ SHAPE = (
     "inner",
     "norm",
     "gated",
+    "activation",
+    "joined",
     "rotary",
     "tie",
     "bias",
@@ -64,6 +67,8 @@ _CHOICES = {
     "dtype": (*ITEMSIZE, "fp8"),
     "parallel": PARALLEL,
     "norm": ("layer", "rms"),
+    "activation": ("", *ACTIVATIONS),
+    "joined": ("", "none", "attention", "all"),
     "reduce_dtype": ("", *ITEMSIZE),
 }
 _SWITCHES = (
@@ -161,7 +166,16 @@ class Transformer:
     norm : str
         ``layer`` or ``rms`` (one kernel, as GPUs run `torch.nn.RMSNorm`).
     gated : bool
-        Whether a product with a SiLU activation gates a second product (SwiGLU).
+        Whether a product with an activation gates a second product (SwiGLU, GeGLU).
+    activation : str
+        Between the two products of a layer: ``gelu``, ``gelu_tanh`` (GELU by a hyperbolic tangent),
+        ``relu`` or ``silu``; empty for SiLU if `gated`, else for GELU, by a hyperbolic tangent if
+        `causal`.
+    joined : str
+        What one product computes together: ``attention`` for queries, keys and values, as in
+        GPT-NeoX; ``all`` for these, and for a gate with what it gates, as in Phi-3; ``none``. Empty
+        for ``attention`` in models like GPT-2, which rotate nothing and have as many heads of keys
+        as heads, and else for ``none``.
     rotary : bool
         Whether positions rotate queries and keys, as complex numbers, instead of a position
         embedding.
@@ -257,6 +271,8 @@ class Transformer:
     dropout: float = 0.0
     norm: str = "layer"
     gated: bool = False
+    activation: str = ""
+    joined: str = ""
     rotary: bool = False
     qk_norm: bool = False
     tie: bool = True

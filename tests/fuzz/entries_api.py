@@ -121,6 +121,8 @@ TRANSFORMER = {
     "kv_heads": (0, 1, 2),
     "inner": SIZES,
     "gated": True,
+    "activation": ("", "relu", "gelu", "silu"),
+    "joined": ("", "none", "attention", "all"),
     "rotary": True,
     "tie": False,
     "bias": False,
