@@ -16,8 +16,10 @@ from perfkit.ground.units import Array, Values
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.kernels import (
     TENSOR,
+    check_scaled_products,
     find_layout_passes,
     find_stand_in,
+    limit_compiled_cast,
 )
 from perfkit.platform.machine import Machine
 
@@ -161,8 +163,15 @@ def find_lone_model(machine: Machine, kind: str, variant: str, dtype: str) -> Lo
     -------
     model : LoneModel
         What `time_alone` needs to know of the class.
+
+    Raises
+    ------
+    ValueError
+        For a product of a recipe of fp8 that the device does not have.
     """
+    check_scaled_products(machine.device, variant)
     fit = find_stand_in(machine.kernels, kind, variant=variant, dtype=dtype)
+    fit = limit_compiled_cast(fit, machine.device, variant)
     return make_lone_model(machine, kind, variant, dtype, fit)
 
 

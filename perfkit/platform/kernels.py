@@ -113,6 +113,68 @@ GROUPED_SHARES = {
     "nt": GroupedShares(compute=1.0, memory=0.67, spread=0.1),
     "tn": GroupedShares(compute=0.785, memory=0.577, spread=0.1),
 }
+
+
+class ScaledProducts(NamedTuple):
+    """What products in fp8 take whose operands have several scales.
+
+    Parameters
+    ----------
+    recipe : str
+        The recipe that has such products.
+    slowdown : float
+        Time over that of the same product with a scale for each matrix [-].
+    least_capability : float
+        Compute capability of NVIDIA's GPUs from which on tensor cores have them [-].
+    spread : float
+        Extra spread of the logarithm of the time [-].
+    """
+
+    recipe: str
+    slowdown: float
+    least_capability: float
+    spread: float
+
+
+#: By the first word of a variant, as ``rowwise.nt``; docs/formulas.md, table 2.4: a scale for a row,
+#: for 128 numbers of a row by a square of 128, for 128 numbers of a row each, and for 32 numbers of a
+#: row each.
+SCALED_PRODUCTS = {
+    "rowwise": ScaledProducts("rowwise", slowdown=1.026, least_capability=8.9, spread=0.07),
+    "blocks_by_squares": ScaledProducts(
+        "blockwise", slowdown=1.078, least_capability=9.0, spread=0.09
+    ),
+    "blocks_by_blocks": ScaledProducts(
+        "blockwise", slowdown=1.357, least_capability=9.0, spread=0.09
+    ),
+    "mx": ScaledProducts("mxfp8", slowdown=1.0, least_capability=10.0, spread=0.15),
+}
+
+
+class CompiledCast(NamedTuple):
+    """What a kernel reaches that a compiler makes of a cast to fp8 which finds its scales.
+
+    Parameters
+    ----------
+    rate : float
+        Bytes that it moves in a second on an H200, which its arithmetic bounds [B/s].
+    spread : float
+        Extra spread of the logarithm of the time [-].
+    """
+
+    rate: float
+    spread: float
+
+
+#: By the kernel of a cast; docs/formulas.md, table 2.4: a scale for a matrix, whose two kernels read it
+#: twice, for a row, and for 128 numbers of a row. Casts that are written by hand run as other kernels.
+COMPILED_CASTS = {
+    "fp8_tensor": CompiledCast(rate=1.17e12, spread=0.15),
+    "fp8_row": CompiledCast(rate=1.26e12, spread=0.15),
+    "fp8_block": CompiledCast(rate=0.65e12, spread=0.15),
+}
+#: Rate of fp32 of the H200 on which these were measured [FLOP/s]; its datasheet.
+_PEAK_OF_CASTS = 6.7e13
 #: Extra spread of functions that were not measured, such as square roots [-]; docs/formulas.md,
 #: table 2.4.
 SIGMA_OTHER_FUNCTION = 0.5
@@ -144,6 +206,11 @@ def find_stand_in(
 ) -> KernelModel | None:
     """Find the fit of a class; else, with a wide spread, the median of its variants or the fit of
     another class."""
+    head, _, plain = variant.partition(".")
+    if head in SCALED_PRODUCTS and f"{kind}.{head}" not in kernels:
+        fit = find_stand_in(kernels, kind, variant=plain, dtype=dtype)
+        scaled = SCALED_PRODUCTS[head]
+        return _slow_down(fit, 1.0 / scaled.slowdown, scaled.spread)
     found = find_kernel(kernels, kind, variant=variant, dtype=dtype)
     if found is not None:
         key, measured = found
@@ -214,6 +281,73 @@ def _group(kernels: Models, key: str, fit: KernelModel, *, variant: str, dtype: 
     }
     spread = math.hypot(shares.spread, fit.spread)
     return fit.with_values(changed, spread=spread, spread_time=None)
+
+
+def _slow_down(fit: KernelModel | None, share: float, spread: float) -> KernelModel | None:
+    """Fit of kernels that reach a share of the rates of others, on a GPU."""
+    if fit is None or "memory_efficiency" not in fit:
+        return fit
+    rates = [name for name in ("compute_efficiency", "memory_efficiency") if name in fit]
+    changed = {name: share * fit[name] for name in rates}
+    return fit.with_values(changed, spread=math.hypot(spread, fit.spread), spread_time=None)
+
+
+def limit_compiled_cast(
+    fit: KernelModel | None, device: Device, variant: str
+) -> KernelModel | None:
+    """Limit the fit of element-wise kernels to what a compiler makes of a cast to fp8.
+
+    Parameters
+    ----------
+    fit : KernelModel or None
+        The fit.
+    device : Device
+        Where the cast runs.
+    variant : str
+        Its variant, such as ``fused.fp8_row``; all others leave the fit as it is.
+
+    Returns
+    -------
+    fit : KernelModel or None
+        With a share of the bandwidth at which the cast moves what it does on an H200, by the rates of
+        fp32 of both; that of the fit, if that is less.
+    """
+    cast = COMPILED_CASTS.get(variant.removeprefix("fused."))
+    if cast is None or not variant.startswith("fused.") or fit is None:
+        return fit
+    if "memory_efficiency" not in fit or "fp32" not in device.peaks:
+        return fit
+    rate = cast.rate * device.peaks["fp32"].value / _PEAK_OF_CASTS
+    share = rate / (fit["memory_efficiency"] * device.main_bandwidth)
+    return _slow_down(fit, min(share, 1.0), cast.spread)
+
+
+def check_scaled_products(device: Device, variant: str) -> None:
+    """Check that a device has the products that a recipe of fp8 needs.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+    variant : str
+        Variant of the product.
+
+    Raises
+    ------
+    ValueError
+        If its tensor cores lack such scales, or if it is not known that they have them.
+    """
+    scaled = SCALED_PRODUCTS.get(variant.partition(".")[0])
+    if scaled is None:
+        return
+    known = device.capability.value if device.capability is not None else 0.0
+    if known < scaled.least_capability:
+        least = f"{scaled.least_capability:g}"
+        raise ValueError(
+            f"fp8_recipe is {scaled.recipe!r}, which is priced on NVIDIA's GPUs from compute capability "
+            f"{least} on, and {device.name} has {f'{known:g}' if known else 'none that is known'}; "
+            "take 'tensorwise' or 'delayed', or another device"
+        )
 
 
 def _widen(fit: KernelModel, dtype: str) -> KernelModel:

@@ -29,7 +29,8 @@ from perfkit.prediction.tiles import expose_tiles, find_tiled_messages
 from perfkit.workloads.blocks import record_part
 from perfkit.workloads.columns import Accesses, Features, HostCalls, OperationSizes
 from perfkit.workloads.execution import HANDED, execute
-from perfkit.workloads.graph import STAGE_HOST, Graph, KernelKey, Label
+from perfkit.workloads.fp8 import find_layout
+from perfkit.workloads.graph import STAGE_HOST, Graph, Label
 from perfkit.workloads.iteration import fill_buckets
 from perfkit.workloads.operations import CAST_ONCE
 from perfkit.workloads.rank_share import SHARING_EXPERT, RankShare
@@ -859,7 +860,8 @@ def _list_rows_of_pass(graph: Graph, phase: str, *, without_weights: bool) -> np
     where these are put off."""
     rows = []
     for row, label in enumerate(graph.labels):
-        is_put_off = without_weights and label.kernel == KernelKey("gemm", "tn")
+        is_gradient = label.kind == "gemm" and find_layout(label.variant) == "tn"
+        is_put_off = without_weights and is_gradient
         if label.phase != phase or not label.module.startswith("layers"):
             continue
         if label.name != "add_" and not is_put_off:
@@ -929,7 +931,8 @@ def _time_weight_gradients(rows: _Rows) -> Work:
     """Weight gradients of a layer, which a schedule may put off: products of activations, which are
     transposed, with gradients."""
     of_layer = rows.find_region("layers") & (rows.phases == "backward")
-    products = of_layer & (rows.kinds == "gemm") & (rows.variants == "tn")
+    is_gradient = np.array([find_layout(variant) == "tn" for variant in rows.variants.tolist()])
+    products = of_layer & (rows.kinds == "gemm") & is_gradient
     return Work(rows.add_device(products), rows.hosts.without_sums[products].sum())
 
 

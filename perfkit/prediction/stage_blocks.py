@@ -13,7 +13,7 @@ from perfkit.prediction.micro_batches import size_micro_batch
 from perfkit.prediction.stage_operations import Block, OperationTable
 from perfkit.prediction.strategy_records import REGIONS
 from perfkit.prediction.tiles import Piece, send_in_tiles
-from perfkit.workloads.graph import KernelKey
+from perfkit.workloads.fp8 import find_layout
 from perfkit.workloads.operations import CAST_ONCE
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
@@ -197,7 +197,8 @@ class KindOfPass:
         """Whether an operation of a backward pass is run later, with the gradients of weights."""
         if region != "layers" or not self.puts_off_weights:
             return False
-        return self.table.labels[row].kernel == KernelKey("gemm", "tn")
+        label = self.table.labels[row]
+        return label.kind == "gemm" and find_layout(label.variant) == "tn"
 
     def add_exchanges(self, rows: list[int], phase: str, before: list[int]) -> Block:
         """A layer with some messages before it, those of ranks that share experts, and those of ranks

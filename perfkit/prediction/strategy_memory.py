@@ -15,6 +15,7 @@ from perfkit.prediction.strategy_case import Case, average_owners
 from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.columns import HeldMemory
+from perfkit.workloads.fp8 import RECIPES
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
@@ -268,9 +269,10 @@ def _measure_stage(case: Case, software: _Software, stage: _Stage) -> HeldMemory
 
 
 def _hold_fp8(case: Case, stage: _Stage) -> Array:
-    """Weights in fp8 that are cast once in an iteration: those of layers [B]."""
+    """Weights in fp8 that are cast once in an iteration: those of layers, in all their copies [B]."""
     numbers = stage.layers * case.times.layer.weights
-    return np.where(keeps_fp8(case.model, case.s), numbers, 0.0)
+    nbytes = RECIPES[case.model.fp8_recipe].bytes_kept * numbers
+    return np.where(keeps_fp8(case.model, case.s), nbytes, 0.0)
 
 
 def _is_autocast(s: Strategy, sizes: Sizes) -> np.ndarray:

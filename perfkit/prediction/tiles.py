@@ -10,6 +10,7 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.models.partitions import time_beside
+from perfkit.workloads.fp8 import find_layout
 from perfkit.workloads.graph import Label
 
 #: Operations of the messages among ranks that share layers.
@@ -166,7 +167,7 @@ def _choose(labels: Sequence[Label], operations: Sequence[int], variant: str) ->
     return [
         position
         for position in operations
-        if labels[position].kind == "gemm" and labels[position].variant == variant
+        if labels[position].kind == "gemm" and find_layout(labels[position].variant) == variant
     ]
 
 

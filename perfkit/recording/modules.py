@@ -60,6 +60,7 @@ _BUILT = {
     "fused_accumulation": False,
     "vocabulary_multiple": 1,
     "keeps_fp8": False,
+    "fp8_recipe": "",
     "mlps": None,
     "separate_exchange": False,
     "reduction": "buckets",

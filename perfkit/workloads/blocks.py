@@ -473,7 +473,7 @@ def record_part(
         raise ValueError(f"{fault}; the optimizer updates shards then; take exchange='shards'")
     tape = Tape(ITEMSIZE.get(model.dtype, 2), mixed=autocast)
     tape.fuses_sums = fuses_sums
-    tape.keeps_fp8 = keeps_fp8
+    tape.keeps_fp8, tape.fp8_recipe = keeps_fp8, model.fp8_recipe
     record_forward(tape, model, share, 1, nullcontext)
     in_layer = [number for number, weight in enumerate(tape.trained) if weight.layer == 0]
     first, end = in_layer[0], in_layer[-1] + 1

@@ -12,6 +12,7 @@ import numpy as np
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_choice
 from perfkit.workloads.columns import Access, Accesses, Features, Waits
+from perfkit.workloads.fp8 import CAST_SCALED, LONE_CASTS
 from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.operations import CAST_ONCE
 
@@ -157,7 +158,8 @@ def _find_compiled(graph: Graph, phases: Container[str]) -> np.ndarray:
 def _can_be_merged(label: Label) -> bool:
     """Whether the compiler may merge an operation with others."""
     is_loop = label.kind in ("elementwise", "rowwise", "copy")
-    return is_loop and label.variant not in _ALONE and label.name not in _WRITTEN
+    is_alone = label.variant in _ALONE or label.variant in LONE_CASTS
+    return is_loop and not is_alone and label.name not in _WRITTEN
 
 
 def _find_stretches(graph: Graph) -> list[int]:
@@ -415,7 +417,8 @@ def compile_graph(
     phases : collection of str
         Phases to compile; the others stay as they are.
     pads_products : bool, optional
-        Whether the compiler pads the sides of products, see `Stack.pads_products`; PyTorch's does.
+        Whether the compiler pads the sides of products, see `Stack.pads_products`; PyTorch's does,
+        and makes the casts to fp8, too, which other software has written by hand.
 
     Returns
     -------
@@ -497,14 +500,16 @@ def _apply_kernels(
     accesses = _list_accesses(kernels.slots, graph)
     if columns:
         _add_up_traffic(columns["traffic"], np.flatnonzero(counts > 1), accesses, graph)
-    _count_host_calls(features, graph, kernels.labels, kernels.is_compiled, phases)
+    labels = kernels.labels
+    _count_host_calls(features, graph, labels, kernels.is_compiled, phases)
     dtypes = tuple(graph.dtypes[head] for head in heads) if graph.dtypes else ()
     if pads_products:
-        formats = dtypes or (graph.dtype,) * len(kernels.labels)
-        _pad_products(features, columns, kernels.labels, formats, phases)
+        formats = dtypes or (graph.dtype,) * len(labels)
+        _pad_products(features, columns, labels, formats, phases)
+        labels = _compile_casts(labels, kernels.is_compiled)
     return replace(
         graph,
-        labels=kernels.labels,
+        labels=labels,
         features=features,
         accesses=accesses,
         dtypes=dtypes,
@@ -597,6 +602,17 @@ def _pad_products(
         _pad(vars(features)[name], multiples)
         if name in columns:
             _pad(columns[name], multiples)
+
+
+def _compile_casts(labels: Sequence[Label], is_compiled: np.ndarray) -> tuple[Label, ...]:
+    """Labels of kernels, with those of casts to fp8 that a compiler makes: they are no kernels that
+    are written by hand."""
+    made = []
+    for label, compiled in zip(labels, is_compiled.tolist(), strict=True):
+        if compiled and label.name == CAST_SCALED:
+            label = label._replace(variant=f"fused.{label.variant}")
+        made.append(label)
+    return tuple(made)
 
 
 def _pad(sides: np.ndarray, multiples: np.ndarray) -> None:

@@ -105,8 +105,9 @@ class LinearWithoutBias(Layer):
 class LinearFp8(Layer):
     """Product in fp8 with a weight (outputs × inputs), with or without a bias: `_scaled_mm`.
 
-    As in Transformer Engine, operands are cast (`_to_copy`) with known scales: operand and weight
-    forward, `dy` backward. The backward pass has a `_scaled_mm` for each gradient.
+    As in Transformer Engine, operands are cast: operand and weight forward, `dy` backward, with known
+    scales (`_to_copy`) or as the recipe of the tape says (`cast_scaled`), which may cast all three
+    once more in the backward pass. That has a `_scaled_mm` for each gradient.
     """
 
     backward_views = 1  # the weight, transposed
@@ -117,7 +118,7 @@ class LinearFp8(Layer):
         y = tape.tensor(*x.shape[:-1], weight.shape[0], itemsize=x.itemsize)
         self.x_fp8 = tape.cast_to_fp8(x)
         self.weight_fp8 = tape.cast_to_fp8(weight)
-        tape.product("_scaled_mm", NT, self.x_fp8, self.weight_fp8, y, bias=bias)
+        tape.product("_scaled_mm", NT, self.x_fp8.along, self.weight_fp8.along, y, bias=bias)
         return y
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
@@ -127,9 +128,12 @@ class LinearFp8(Layer):
         dw = tape.like(self.weight) if total is None else total
         dy_fp8 = tape.cast_to_fp8(dy)
         if self.x.needs_gradient:
-            tape.product("_scaled_mm", NN, dy_fp8, self.weight_fp8, dx)
+            weight_across = tape.cast_across(self.weight_fp8)
+            tape.product("_scaled_mm", NN, dy_fp8.along, weight_across, dx)
         if self.weight.needs_gradient:
-            tape.product("_scaled_mm", TN, dy_fp8, self.x_fp8, dw, adds=total is not None)
+            dy_across = tape.cast_across(dy_fp8)
+            x_across = tape.cast_across(self.x_fp8)
+            tape.product("_scaled_mm", TN, dy_across, x_across, dw, adds=total is not None)
         if self.bias is not None:
             tape.pass_through(self.bias, dy)
         tape.pass_on(self.x, dx)
@@ -179,7 +183,7 @@ class GroupedProduct(Layer):
     (experts, k, n), where experts may have unlike many rows.
 
     Backward: a `_grouped_mm` for each operand. With `fp8` these are `_scaled_grouped_mm`, whose
-    operands are cast (`_to_copy`) as those of `LinearFp8`.
+    operands are cast as those of `LinearFp8`.
 
     Parameters
     ----------
@@ -196,8 +200,11 @@ class GroupedProduct(Layer):
         self.x, self.weights = x, weights
         experts, rows, _ = x.shape
         y = tape.tensor(experts, rows, weights.shape[2], itemsize=_widest(x, weights))
-        self.x_used, self.weights_used = self._narrow(tape, x), self._narrow(tape, weights)
-        self._multiply(tape, NN, self.x_used, self.weights_used, y)
+        x_used, weights_used = x, weights
+        if self.fp8:
+            self.x_fp8, self.weights_fp8 = tape.cast_to_fp8(x), tape.cast_to_fp8(weights)
+            x_used, weights_used = self.x_fp8.along, self.weights_fp8.along
+        self._multiply(tape, NN, x_used, weights_used, y)
         return y
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
@@ -205,19 +212,22 @@ class GroupedProduct(Layer):
         total = tape.find_sum(self.weights)
         dx = tape.like(self.x)
         dw = tape.like(self.weights) if total is None else total
-        dy_used = self._narrow(tape, dy)
+        dy_used, dy_across = dy, dy
+        if self.fp8:
+            dy_fp8 = tape.cast_to_fp8(dy)
+            dy_used = dy_fp8.along
         if self.weights.needs_gradient:
-            self._multiply(tape, TN, self.x_used, dy_used, dw, adds=total is not None)
+            x_across = self.x
+            if self.fp8:
+                x_across, dy_across = tape.cast_across(self.x_fp8), tape.cast_across(dy_fp8)
+            self._multiply(tape, TN, x_across, dy_across, dw, adds=total is not None)
         if self.x.needs_gradient:
-            self._multiply(tape, NT, dy_used, self.weights_used, dx)
+            weights_across = self.weights
+            if self.fp8:
+                weights_across = tape.cast_across(self.weights_fp8)
+            self._multiply(tape, NT, dy_used, weights_across, dx)
         tape.pass_on(self.weights, dw)
         tape.pass_on(self.x, dx)
-
-    def _narrow(self, tape: Tape, tensor: Tensor) -> Tensor:
-        """The operand of a product."""
-        if not self.fp8:
-            return tensor
-        return tape.cast_to_fp8(tensor)
 
     def _multiply(
         self,

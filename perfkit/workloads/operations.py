@@ -86,8 +86,8 @@ class Weight(Tensor):
         Sizes of an update of its looked-up rows alone; None if all of it is updated.
     narrow : Tensor, optional
         The copy that autocast has made for products of this micro-batch.
-    fp8 : Tensor, optional
-        The copy in fp8 for products of all micro-batches.
+    fp8 : Fp8Operand, optional
+        The copies in fp8 for products of all micro-batches, see `perfkit.workloads.fp8`.
     due : int
         Gradients that are still to arrive in this micro-batch [-].
     """
@@ -100,7 +100,7 @@ class Weight(Tensor):
     bucket: int | None = None
     row_update: OperationSizes | None = None
     narrow: Tensor | None = None
-    fp8: Tensor | None = None
+    fp8: Any = None
     due: int = 0
 
     @property

@@ -13,6 +13,7 @@ from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.execution import EXECUTIONS
+from perfkit.workloads.fp8 import RECIPES
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.sizes import check_ranks
@@ -23,8 +24,8 @@ from perfkit.workloads.transformer import Transformer
 #: What mixed precision may be: weights of fp32 that each operation casts, or low-precision weights
 #: of which the optimizer keeps fp32 masters.
 MIXED = ("autocast", "masters")
-#: Recipes by which products run in fp8: what has a scale of its own; empty for a stack without fp8.
-FP8_RECIPES = ("", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4")
+#: Recipes by which products run in fp8; empty for a stack that says nothing of fp8.
+FP8_RECIPES = tuple(RECIPES)
 #: Whose rules say what is held in memory: those of PyTorch's FSDP, tensor parallelism and pipelines,
 #: or those of Megatron-LM.
 MEMORY = ("torch", "megatron")
@@ -43,7 +44,7 @@ _SWITCHES = (
 )
 _COUNTS = ("zero", "most_zero", "vocabulary_multiple", "loss_chunks")
 #: Facts that are stated and not priced: they change no prediction.
-UNPRICED = ("fp8_recipe", "fp8_gathers", "loss_chunks")
+UNPRICED = ("fp8_gathers", "loss_chunks")
 #: Facts that change predictions of Transformers alone; those of a DLRM follow the others.
 _OF_TRANSFORMERS = (
     "mixed",
@@ -51,6 +52,7 @@ _OF_TRANSFORMERS = (
     "buffers",
     "reduce_dtype",
     "attention",
+    "fp8_recipe",
     "keeps_fp8",
     "overlaps_tensor",
     "overlaps_experts",
@@ -71,7 +73,7 @@ class Stack:
     ``zero=0`` runs with 3. To state it, override the fact: ``replace(find_stack("fsdp"), zero=0)``.
     The name stays, with which platforms keep levels.
 
-    `fp8_recipe`, `fp8_gathers` and `loss_chunks` are stated and not priced: they change no
+    `fp8_gathers` and `loss_chunks` are stated and not priced: they change no
     prediction, and one whose stack was stated with another value of them says so in its warnings.
     Of a DLRM only `execution`, `graphs` and `pads_products` are priced.
 
@@ -92,9 +94,13 @@ class Stack:
     attention : str
         Kernel of attention; empty for what the library chooses for the device.
     fp8_recipe : str
-        What of the operands of a product in fp8 has a scale of its own: ``tensorwise``,
-        ``rowwise``, ``blockwise``, ``mxfp8`` or ``nvfp4``; empty without fp8. Not priced: operands
-        are cast, without a pass that finds scales, whatever the recipe.
+        How products run in fp8. ``delayed``: a scale for a matrix, from the largest numbers of
+        earlier micro-batches, so that a cast is all (Transformer Engine). ``tensorwise``: a scale for
+        a matrix, which a pass over it finds before its cast. ``rowwise``: a scale for a row, and a
+        second cast for products that sum over rows. ``blockwise``: one for 128 numbers of a row, and
+        for 128 × 128 of a weight. ``mxfp8``: one for 32 numbers of a row, on Blackwell. ``nvfp4`` can
+        be stated, and is refused where it would run. Empty says nothing: scales are known, as with
+        ``delayed``.
     keeps_fp8 : bool
         Whether weights are cast to fp8 once in an iteration, not for each micro-batch.
     fp8_gathers : bool
@@ -416,7 +422,7 @@ def apply_stack(
 
     Notes
     -----
-    What differs from its default wins over the stack: `attention`, `reduce_dtype` and
+    What differs from its default wins over the stack: `attention`, `reduce_dtype`, `fp8_recipe` and
     `fused_accumulation` of the workload, its `parallel`, and `zero`, `tiled`, `overlap_experts` and `buffers`
     of the strategy. To state a default against a stack, override the fact. Graphs that were captured
     stay as they are.
@@ -498,6 +504,7 @@ def _state_facts(stack: Stack, model: Transformer, zero: int, execution: str | N
         attention=_name_attention(model),
         zero=zero,
         vocabulary_multiple=model.vocabulary_multiple,
+        fp8_recipe=model.fp8_recipe or stack.fp8_recipe,
     )
 
 
@@ -511,6 +518,8 @@ def _override_facts(stack: Stack, model: Transformer, strategy: Strategy | None)
         facts["attention"] = model.attention
     if model.vocabulary_multiple != 1:
         facts["vocabulary_multiple"] = model.vocabulary_multiple
+    if model.fp8_recipe:
+        facts["fp8_recipe"] = model.fp8_recipe
     zero = _find_zero(model, strategy)
     if np.ndim(zero) == 0 and zero:
         facts["zero"] = int(zero)
@@ -769,6 +778,8 @@ def apply_facts(model: Transformer, stack: Stack) -> Transformer:
         facts["fused_accumulation"] = True
     if stack.keeps_fp8 and model.dtype == "fp8":
         facts["keeps_fp8"] = True
+    if stack.fp8_recipe and model.dtype == "fp8" and not model.fp8_recipe:
+        facts["fp8_recipe"] = stack.fp8_recipe
     if model.vocabulary_multiple == 1:
         facts["vocabulary_multiple"] = stack.vocabulary_multiple
     if model.mixed and stack.mixed == "masters" and not model.reduce_dtype:

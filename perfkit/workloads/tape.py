@@ -11,8 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_type
 from perfkit.workloads.columns import HostCalls, Kind, OperationSizes, Size
+from perfkit.workloads.fp8 import CAST_SCALED, RECIPES, Fp8Operand, name_product
 from perfkit.workloads.graph import Label
-from perfkit.workloads.operations import CAST_ONCE, GROUPED, Layout, Tensor, Weight
+from perfkit.workloads.operations import CAST_ONCE, FP8_PRODUCTS, GROUPED, Layout, Tensor, Weight
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Bytes of one number by data type [B].
@@ -189,6 +190,8 @@ class Tape:
         self.fuses_sums = False
         #: Whether weights are cast to fp8 for all micro-batches at once.
         self.keeps_fp8 = False
+        #: What of an operand in fp8 has a scale of its own, one of `perfkit.workloads.fp8.RECIPES`.
+        self.fp8_recipe = ""
         self.pieces: list[Piece] = []
 
     def tensor(self, *shape: Any, itemsize: int = 0, needs_gradient: bool = False) -> Tensor:
@@ -475,7 +478,10 @@ class Tape:
         if adds:
             reads.append(result)
         sizes = OperationSizes.of_product(m, n, k)
-        self.emit(name, "gemm", reads, [result], sizes, variant=layout.name)
+        variant = layout.name
+        if name in FP8_PRODUCTS:
+            variant = name_product(self.fp8_recipe, variant)
+        self.emit(name, "gemm", reads, [result], sizes, variant=variant)
 
     def batched_product(
         self,
@@ -509,19 +515,86 @@ class Tape:
         sizes = OperationSizes.of_product(m, n, k, batch=batch)
         reads = [left, right, result] if adds else [left, right]
         variant = f"{GROUPED}.{layout.name}" if is_grouped else layout.name
+        if name in FP8_PRODUCTS:
+            variant = name_product(self.fp8_recipe, variant)
         self.emit(name, "bmm", reads, [result], sizes, variant=variant)
 
-    def cast_to_fp8(self, tensor: Tensor) -> Tensor:
-        """The numbers of an operand of a product in fp8; those of a weight may be kept for all
-        micro-batches."""
+    def cast_to_fp8(self, tensor: Tensor) -> Fp8Operand:
+        """Cast an operand of products in fp8; what a weight becomes may be kept for all
+        micro-batches.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            The operand.
+
+        Returns
+        -------
+        operand : Fp8Operand
+            Its copies.
+        """
         if not (self.keeps_fp8 and isinstance(tensor, Weight)):
-            narrow = self.tensor(*tensor.shape, itemsize=1)
-            self.elementwise("_to_copy", [tensor], [narrow])
-            return narrow
+            return self._cast_operand(tensor, once=False)
         if tensor.fp8 is None:
-            tensor.fp8 = self.tensor(*tensor.shape, itemsize=1)
-            self.elementwise(CAST_ONCE, [tensor], [tensor.fp8], "_to_copy")
-        return tensor.fp8
+            operand = self._cast_operand(tensor, once=True)
+            if operand.across is None:
+                [across] = self._emit_cast(tensor, 1, once=True)
+                operand = operand._replace(across=across)
+            tensor.fp8 = operand
+        operand = tensor.fp8
+        return operand
+
+    def cast_across(self, operand: Fp8Operand) -> Tensor:
+        """The copy of an operand in fp8 for products that sum over its rows; it is cast once more if
+        the recipe needs that.
+
+        Parameters
+        ----------
+        operand : Fp8Operand
+            What `cast_to_fp8` returned.
+
+        Returns
+        -------
+        narrow : Tensor
+            The copy.
+        """
+        if operand.across is not None:
+            return operand.across
+        [across] = self._emit_cast(operand.source, 1, once=False)
+        return across
+
+    def _cast_operand(self, tensor: Tensor, *, once: bool) -> Fp8Operand:
+        """Cast an operand, with the copy for products that sum over its rows if one kernel makes
+        both, or if it is the same one."""
+        recipe = RECIPES[self.fp8_recipe]
+        narrow = self._emit_cast(tensor, recipe.cast.copies, once=once)
+        across = None if recipe.casts_again else narrow[-1]
+        return Fp8Operand(tensor, narrow[0], across)
+
+    def _emit_cast(self, tensor: Tensor, copies: int, *, once: bool) -> list[Tensor]:
+        """Append a cast to fp8 that writes so many copies, `once` for all micro-batches."""
+        cast = RECIPES[self.fp8_recipe].cast
+        narrow = [self.tensor(*tensor.shape, itemsize=1) for _ in range(copies)]
+        writes = list(narrow)
+        if cast.block:
+            for _ in range(copies):
+                count = tensor.numel // cast.block
+                writes.append(self.tensor(count, itemsize=cast.scale_itemsize))
+        name = CAST_ONCE if once else CAST_SCALED
+        variant = cast.variant
+        if not variant:
+            variant = "_to_copy"
+            name = CAST_ONCE if once else "_to_copy"
+        self.emit(
+            name,
+            "elementwise",
+            [tensor] * cast.kernels,
+            writes,
+            OperationSizes(elements=tensor.numel),
+            variant=variant,
+            launches=cast.kernels,
+        )
+        return narrow
 
     def find_sum(self, operand: Tensor) -> Tensor | None:
         """The sum of gradients to which a product adds that of its operand, a weight; None if it

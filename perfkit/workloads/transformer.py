@@ -16,6 +16,7 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.activations import ACTIVATIONS
 from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.blocks import PARALLEL, FSDPUnits, record_forward
+from perfkit.workloads.fp8 import RECIPES
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.hub_config import read_hub_config
 from perfkit.workloads.iteration import finish
@@ -70,6 +71,7 @@ _CHOICES = {
     "activation": ("", *ACTIVATIONS),
     "joined": ("", "none", "attention", "all"),
     "reduce_dtype": ("", *ITEMSIZE),
+    "fp8_recipe": tuple(RECIPES),
 }
 _SWITCHES = (
     "fused",
@@ -229,6 +231,9 @@ class Transformer:
     keeps_fp8 : bool
         Whether weights are cast to fp8 once in an iteration, as Transformer Engine does if it is
         told which micro-batch is the first, and not for each micro-batch.
+    fp8_recipe : str
+        What of an operand of a product in fp8 has a scale of its own, see `Stack.fp8_recipe`; empty
+        for known scales.
     vocabulary_multiple : int
         The vocabulary is padded to a multiple of this on each rank that shares products, as
         Megatron-LM does with ``--make-vocab-size-divisible-by`` [-].
@@ -291,6 +296,7 @@ class Transformer:
     reduce_dtype: str = ""
     fused_accumulation: bool = False
     keeps_fp8: bool = False
+    fp8_recipe: str = ""
     vocabulary_multiple: int = 1
     family: str = field(default="transformer", repr=False)
 
@@ -332,6 +338,7 @@ class Transformer:
         for key, names in _CHOICES.items():
             check_choice(key, getattr(self, key), names)
         self._check_experts()
+        _check_recipe(self.fp8_recipe, self.dtype)
         optimizer = find_optimizer(self.optimizer, dense=True)
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
         if self.fused:
@@ -646,6 +653,19 @@ def _check_changes(changes: dict[str, Any]) -> None:
         check_choice("argument", key, [field.name for field in fields(Transformer)[2:-1]])
 
 
+def _check_recipe(recipe: str, dtype: str) -> None:
+    """Check that products run in fp8 if a recipe says how, and that this one is priced."""
+    if recipe and dtype != "fp8":
+        raise ValueError(
+            f"fp8_recipe is {recipe!r} and dtype {dtype!r}; take dtype='fp8', or leave the recipe out"
+        )
+    if not RECIPES[recipe].is_priced:
+        priced = ", ".join(name for name, known in RECIPES.items() if name and known.is_priced)
+        raise ValueError(
+            f"fp8_recipe is {recipe!r}, whose products in fp4 nothing that is known prices; priced are {priced}"
+        )
+
+
 def _check_imbalance(imbalance: Any, experts: int, top_k: int) -> float | tuple[float, ...]:
     """Check how tokens are spread over experts: an exponent, or a count for each expert."""
     if isinstance(imbalance, np.ndarray):
@@ -688,6 +708,7 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
     tape = Tape(itemsize, mixed=autocast, overlap=overlap)
     tape.fuses_sums = model.fused_accumulation
     tape.keeps_fp8 = model.keeps_fp8 and not sharded
+    tape.fp8_recipe = model.fp8_recipe
     tape.middle, tape.repeats = 1, max(model.layers - most + 1, 1)
     share = RankShare(model.batch // (ranks * model.accumulate), model.sequence)
     open_unit: Any = nullcontext
