@@ -77,7 +77,7 @@ WORDS: dict[str, list[tuple[str, object]]] = {
         ("", ""),
     ],
     "attention": [("", "")],
-    "fp8_recipe": [("is tensorwise|one scale a tensor", "tensorwise"), ("", "")],
+    "fp8_recipe": [("is tensorwise", "tensorwise"), ("fp8-recipe delayed", "delayed"), ("", "")],
     "keeps_fp8": [("weights in fp8 are cached", True), ("", False)],
     "fp8_gathers": [("", False)],
     "overlaps_tensor": [("", False)],
