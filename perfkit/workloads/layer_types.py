@@ -183,7 +183,7 @@ class GroupedProduct(Layer):
     (experts, k, n), where experts may have unlike many rows.
 
     Backward: a `_grouped_mm` for each operand. With `fp8` these are `_scaled_grouped_mm`, whose
-    operands are cast as those of `LinearFp8`.
+    operands are cast (`_to_copy`, `cast_scaled`) as those of `LinearFp8`.
 
     Parameters
     ----------
