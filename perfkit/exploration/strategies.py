@@ -25,6 +25,7 @@ from perfkit.ground.units import (
 from perfkit.models.partitions import RECOMPUTED
 from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
+from perfkit.platform.host_memory import find_host_share
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import RESOURCES
 from perfkit.prediction.predictor import predict
@@ -334,9 +335,14 @@ def explore(
         priced = _price_transformer(model, where, counts, strategies, execution, stack, capacity)
 
     # 2. Rank what fits.
-    fits = priced.needs <= capacity
+    fits = (priced.needs <= capacity) & priced.fits_host
     asked = " or ".join(map(str, counts))
     if not fits.any():
+        if np.any(priced.needs <= capacity):
+            raise ValueError(
+                f"no strategy on {_show_ranks(ranks, counts)} ranks fits the memory of its host; take "
+                "another offload, or state more with platform.with_host_memory(capacity=...)"
+            )
         raise _refuse_memory(priced, capacity, memory, _show_ranks(ranks, counts))
     # equal times differ in their last digits, and then the first, which has the fewest ranks, leads
     order = np.flatnonzero(fits)[rank_largest(-priced.time[fits])]
@@ -375,6 +381,8 @@ class _Priced:
         Parts of the time [s], and what else the table shows behind it.
     time, spread, needs : array
         Time of an iteration [s], spread of its logarithm [-], memory of the fullest rank [B].
+    fits_host : array of bool
+        Whether hosts have enough memory for what is offloaded [-].
     plans : sequence of Plan
         Those of a DLRM; empty for a Transformer.
     given : sequence of Strategy or Plan
@@ -386,6 +394,7 @@ class _Priced:
     time: Array
     spread: Array
     needs: Array
+    fits_host: np.ndarray
     plans: Sequence[Plan]
     given: Sequence[Any]
 
@@ -490,6 +499,7 @@ def _price_dlrm(
         parts=columns,
         spread=columns["spread"],
         needs=columns["needs"],
+        fits_host=np.ones(len(plans), dtype=bool),
         plans=plans,
         given=plans if given else (),
     )
@@ -528,7 +538,8 @@ def _price_transformer(
     ways = {}
     for name in (*_FIELDS, "ranks"):
         values = getattr(tried, name)
-        ways[name] = values.astype(np.int64) if values.dtype.kind == "f" else values
+        is_count = values.dtype.kind == "f" and name != "offload_fraction"
+        ways[name] = values.astype(np.int64) if is_count else values
     # of a search, passes of the best ones are run
     near = np.inf if given else NEAR
     columns = price_strategies(
@@ -543,9 +554,18 @@ def _price_transformer(
         parts=parts,
         spread=columns["spread"],
         needs=columns["needs"],
+        fits_host=_fit_hosts(where, tried, columns["on_host"]),
         plans=(),
         given=[one for one, fit in zip(given or (), can, strict=bool(given)) if fit],
     )
+
+
+def _fit_hosts(where: Platform, tried: Strategy, on_host: Array) -> np.ndarray:
+    """Whether hosts have enough memory for what strategies offload [-]."""
+    fits = np.ones(len(on_host), dtype=bool)
+    for place in np.flatnonzero(on_host).tolist():
+        fits[place] = on_host[place] <= find_host_share(where, int(tried.ranks[place]))
+    return fits
 
 
 def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array]:
@@ -560,12 +580,15 @@ def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array
 
 
 def _list_too_large(priced: _Priced, strategies: Sequence[Any], capacity: float) -> list[str]:
-    """Given strategies and plans that need more memory than a rank has."""
-    return [
-        f"{_name(one, strategies)} needs {format_bytes(needs)} of {format_bytes(capacity)}"
-        for one, needs in zip(priced.given, priced.needs, strict=True)
-        if needs > capacity
-    ]
+    """Given strategies and plans that need more memory than a rank or its host has."""
+    too_large = []
+    for one, needs, fits_host in zip(priced.given, priced.needs, priced.fits_host, strict=True):
+        name = _name(one, strategies)
+        if needs > capacity:
+            too_large.append(f"{name} needs {format_bytes(needs)} of {format_bytes(capacity)}")
+        elif not fits_host:
+            too_large.append(f"{name} needs more memory of its host than a rank has there")
+    return too_large
 
 
 def _drop_equal(strategies: Strategy) -> Strategy:

@@ -158,6 +158,32 @@ class Link(Typed):
     name: str = ""
 
 
+@dataclass(frozen=True)
+class HostMemory(Typed):
+    """Memory of the host of a node, and the way of a device to it.
+
+    Parameters
+    ----------
+    capacity : Quantity
+        Memory of the node [B].
+    bandwidth : Quantity
+        Peak bandwidth of that memory, all channels of the node, reads and writes together [B/s].
+    to_host, from_host : Quantity
+        What a copy of pinned memory by one rank reaches, one way [B/s].
+    sharers : int, optional
+        Ranks of a node that share one link to the host, such as a PCIe switch [-].
+    name : str, optional
+        The machine, such as ``DGX H100`` [-].
+    """
+
+    capacity: Quantity
+    bandwidth: Quantity
+    to_host: Quantity
+    from_host: Quantity
+    sharers: int = 1
+    name: str = ""
+
+
 #: Links of a network: in a node, between nodes, between regions.
 LINKS = ("intra", "inter", "far")
 

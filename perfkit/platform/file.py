@@ -67,7 +67,7 @@ def encode(value: Any) -> Any:
             item.name for item in fields(value) if item.default is item.default_factory is MISSING
         }
         entries = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
-        usual = (("starts", 1), ("regions", 1))
+        usual = (("starts", 1), ("regions", 1), ("sharers", 1))
         empty = {
             k
             for k, v in entries.items()

@@ -21,7 +21,15 @@ from perfkit.fitting import (
 from perfkit.fitting.models import AttentionRoofline, RowwiseRoofline, TiledRoofline
 from perfkit.fitting.parameters import LARGEST, LIMITS, TINY, Key, Parameter
 from perfkit.ground.files import reading
-from perfkit.ground.hardware import DTYPES, KINDS, LINKS, Device, Network, Quantity
+from perfkit.ground.hardware import (
+    DTYPES,
+    KINDS,
+    LINKS,
+    Device,
+    HostMemory,
+    Network,
+    Quantity,
+)
 from perfkit.ground.units import Typed, check_choice, check_positive, show
 from perfkit.models import collectives as forms
 from perfkit.models.algorithms import ALGORITHMS
@@ -44,6 +52,8 @@ _QUANTITIES = {
     "latency": "s",
     "host": "s",
     "capability": "-",
+    "to_host": "B/s",
+    "from_host": "B/s",
 }
 
 
@@ -245,6 +255,9 @@ class Machine(Typed):
         What real iterations add to isolated kernels and collectives [-].
     provenance : mapping of str to str, optional
         Machine, versions and dates of a calibration [-].
+    host_memory : HostMemory, optional
+        Memory of the host, if it is not the usual one of the device, see
+        `perfkit.platform.host_memory` [-].
     """
 
     name: str
@@ -255,6 +268,7 @@ class Machine(Typed):
     host: Mapping[str, Quantity] = field(default_factory=dict)
     context: Context = field(default_factory=Context)
     provenance: Mapping[str, str] = field(default_factory=dict)
+    host_memory: HostMemory | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -394,6 +408,9 @@ def _list_quantities(machine: Machine) -> Iterator[tuple[str, str, Quantity | No
     for name, overhead in machine.host.items():
         yield "host", name, overhead
     yield "device", "capability", machine.device.capability
+    if machine.host_memory is not None:
+        for name in ("capacity", "bandwidth", "to_host", "from_host"):
+            yield "host memory", name, getattr(machine.host_memory, name)
 
 
 def list_numbers(machine: Machine) -> Iterator[Number]:
@@ -449,6 +466,8 @@ def check_numbers(machine: Machine) -> None:
             f"network.regions is {network.regions}; it must divide {network.nodes} nodes"
         )
     check_positive("network.starts", network.starts)
+    if machine.host_memory is not None:
+        check_positive("host_memory.sharers", machine.host_memory.sharers, integer=True)
     for operation, algorithm in network.algorithms.items():
         check_choice("network.algorithms", operation, forms.OPERATIONS)
         check_choice(f"network.algorithms.{operation}", algorithm, ALGORITHMS)

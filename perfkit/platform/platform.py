@@ -53,6 +53,8 @@ class Platform(Machine, Reported):
         What real iterations add to isolated kernels and collectives [-].
     provenance : mapping of str to str, optional
         Machine, versions and dates of a calibration [-].
+    host_memory : HostMemory, optional
+        Memory of the host, if it is not the usual one of the device, see `with_host_memory` [-].
 
     Examples
     --------
@@ -426,6 +428,53 @@ class Platform(Machine, Reported):
         """
         return whatif.with_host(self, scale)
 
+    def with_host_memory(
+        self,
+        *,
+        capacity: float | None = None,
+        bandwidth: float | None = None,
+        link: float | None = None,
+        sharers: int | None = None,
+    ) -> "Platform":
+        """Take another memory of the host, to which strategies offload.
+
+        Parameters
+        ----------
+        capacity : float, optional
+            Memory of a node [B].
+        bandwidth : float, optional
+            Its peak bandwidth: that of all channels of the node [B/s].
+        link : float, optional
+            What one rank reaches between its device and pinned memory of the host, each way [B/s].
+        sharers : int, optional
+            Ranks of a node that share one link to the host, such as a PCIe switch [-].
+
+        Returns
+        -------
+        variant : Platform
+            The platform with that memory. What is not given stays that of the host that the device
+            usually has. Where that is not known, the link is that of the datasheet, of which copies
+            reach a share, and no ranks share it.
+
+        Raises
+        ------
+        ValueError
+            If neither the arguments nor a usual host say how much memory there is, how fast it is
+            and how it is linked.
+
+        Examples
+        --------
+        >>> from perfkit.platform.gallery import load_platform
+        >>> l40s = load_platform("l40s-8").with_host_memory(capacity=1e12, bandwidth=600e9)
+        >>> l40s.host_memory.to_host.value / 1e9
+        25.1
+        """
+        from perfkit.platform.host_memory import with_host_memory  # only offload needs it
+
+        return with_host_memory(
+            self, capacity=capacity, bandwidth=bandwidth, link=link, sharers=sharers
+        )
+
     def with_algorithm(self, operation: str, algorithm: str | None) -> "Platform":
         """Choose the algorithm of a collective, for all that is asked of the platform and for all
         predictions on it.
@@ -690,6 +739,7 @@ class Platform(Machine, Reported):
                 collectives=schema.make_fits("collectives", tables.collectives, COLLECTIVES),
                 host=schema.make_quantities(tables.host),
                 context=schema.make_context(tables.context),
+                host_memory=schema.make_host_memory(tables.host_memory),
                 provenance=tables.provenance,
             )
             schema.check_units(tables)

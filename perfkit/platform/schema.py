@@ -6,7 +6,14 @@ from typing import TypeVar
 from msgspec import field
 
 from perfkit.fitting import Caches, Fit, InContext, Iteration, Overlap, Pace
-from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.hardware import (
+    Device,
+    HostMemory,
+    Link,
+    MemoryLevel,
+    Network,
+    Quantity,
+)
 from perfkit.ground.schemas import Table
 from perfkit.ground.units import check_choice, join_place
 from perfkit.platform.machine import Context
@@ -65,6 +72,17 @@ class NetworkTable(Table):
     algorithms: dict[str, str] = field(default_factory=dict)
 
 
+class HostMemoryTable(Table):
+    """``[host_memory]``, see `perfkit.ground.hardware.HostMemory`."""
+
+    capacity: QuantityTable
+    bandwidth: QuantityTable
+    to_host: QuantityTable
+    from_host: QuantityTable
+    sharers: int = 1
+    name: str = ""
+
+
 class FitTable(Table):
     """A fitted model, such as ``[kernels.gemm]``, see `perfkit.fitting.Fit`.
 
@@ -117,6 +135,7 @@ class PlatformFile(Table):
     host: dict[str, QuantityTable] = field(default_factory=dict)
     context: ContextTable = field(default_factory=ContextTable)
     provenance: dict[str, str] = field(default_factory=dict)
+    host_memory: HostMemoryTable | None = None
 
 
 def check_units(file: PlatformFile) -> None:
@@ -206,6 +225,20 @@ def make_network(table: NetworkTable) -> Network:
         starts=table.starts,
         regions=table.regions,
         algorithms=table.algorithms,
+    )
+
+
+def make_host_memory(table: HostMemoryTable | None) -> HostMemory | None:
+    """Make the memory of the host, which a file may leave out."""
+    if table is None:
+        return None
+    return HostMemory(
+        capacity=make_quantity(table.capacity),
+        bandwidth=make_quantity(table.bandwidth),
+        to_host=make_quantity(table.to_host),
+        from_host=make_quantity(table.from_host),
+        sharers=table.sharers,
+        name=table.name,
     )
 
 

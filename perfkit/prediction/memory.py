@@ -11,6 +11,7 @@ from perfkit.ground.results import Shown
 from perfkit.ground.units import Array, format_bytes
 from perfkit.models.embedding import state_bytes
 from perfkit.models.optimizers import find_optimizer
+from perfkit.platform.host_memory import find_host_share
 from perfkit.platform.platform import Platform
 from perfkit.workloads.columns import Allocations
 from perfkit.workloads.graph import PHASES, Graph, KernelKey
@@ -49,11 +50,17 @@ class Memory(Shown):
     reserve : float
         What a process on a GPU takes beside these parts: the context of CUDA, buffers of NCCL, and
         fragments of the caching allocator; 0 on a CPU [B].
+    on_host : float
+        What a strategy that offloads takes of the memory of the host [B].
+    host_capacity : float or None
+        What a rank may take of it; None without offload [B].
     """
 
     parts: Mapping[str, float]
     capacity: float | None
     reserve: float = 0.0
+    on_host: float = 0.0
+    host_capacity: float | None = None
 
     @property
     def total(self) -> float:
@@ -67,11 +74,14 @@ class Memory(Shown):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device has enough memory; None if its memory is not known.
+        """Whether the device has enough memory, and the host for what is offloaded; None if the
+        memory of the device is not known.
 
         The quoted memory has to hold what is allocated. A GPU has GiB where GB are quoted, which
         leaves 6.9 % of it for the reserve; see `fits_with_reserve`.
         """
+        if self.host_capacity is not None and self.on_host > self.host_capacity:
+            return False
         return None if self.capacity is None else self.total <= self.capacity
 
     @property
@@ -84,6 +94,9 @@ class Memory(Shown):
 
     def __repr__(self) -> str:
         known = f" of {format_bytes(self.capacity)}" if self.capacity is not None else ""
+        if self.host_capacity is not None:
+            of_host = f"{format_bytes(self.on_host)} of {format_bytes(self.host_capacity)}"
+            known += f", and {of_host} on the host"
         return f"needs {format_bytes(self.total)}{known}{': does not fit' if self.fits is False else ''}"
 
 
@@ -344,7 +357,10 @@ def _make_memory(graph: Graph, parts: Mapping[str, float], platform: Platform) -
     reserve = 0.0
     if platform.device.kind != "cpu":
         reserve = estimate_reserve(sum(parts.values()), count_communicators(graph))
-    return Memory(parts, platform.memory_of_rank, reserve)
+    host_capacity = None
+    if graph.on_host:
+        host_capacity = find_host_share(platform, graph.ranks)
+    return Memory(parts, platform.memory_of_rank, reserve, graph.on_host, host_capacity)
 
 
 def estimate_reserve(allocated: Any, communicators: Any) -> Any:
@@ -419,7 +435,8 @@ def find_shortage(
         if graph.tables:
             nbytes += sum(table.nbytes for table in graph.tables) + sum_states(graph, graph.tables)
         most = max(most, nbytes + WORKSPACE)
-    if most <= capacity:
+    offloads = any(graph.on_host for graph in graphs)
+    if most <= capacity and not offloads:
         communicators = max(count_communicators(graph) for graph in graphs)
         reserve = estimate_reserve(most, communicators)
         if Memory({"all": most}, capacity, reserve).fits_with_reserve:

@@ -10,6 +10,7 @@ import numpy as np
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
 from perfkit.models.experts import busiest_rank
+from perfkit.models.offload import HOST_WORK
 from perfkit.models.partitions import time_beside
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import (
@@ -1387,6 +1388,8 @@ def join_hosts(rank: RankTimes, whole: Iteration | None, contention: float) -> R
     host[-1] -= calls[update].sum()
     seconds = rank.seconds.copy()
     communicators = graph.column("group")[graph.collectives]
+    of_ranks = [graph.labels[place].name not in HOST_WORK for place in graph.collectives]
+    communicators = communicators[np.array(of_ranks, dtype=bool)]
     if communicators.max(initial=0.0) < PAIRS:  # a single stage waits for no messages
         seconds[marks] = (join_host(device.sum(), host.sum(), whole) - device.sum()) / len(marks)
     else:
@@ -1405,7 +1408,9 @@ def _list_busy(rank: RankTimes, marks: np.ndarray, contention: float) -> Array:
     names = [graph.labels[place].name for place in collectives]
     on_ring = np.array([name == "send_recv" for name in names], dtype=bool)
     others = np.delete(np.arange(len(graph)), collectives)
-    next_kernels = others[np.searchsorted(others, collectives)]
+    # behind the work of the host there is none
+    behind = np.minimum(np.searchsorted(others, collectives), len(others) - 1)
+    next_kernels = others[behind]
     ring_time = np.maximum(rank.durations - rank.seconds[next_kernels], 0.0)
     # messages in tiles run beside the kernels before what waits for them
     until_waits = _add_up_until_waits(graph, rank.seconds)

@@ -17,11 +17,13 @@ from perfkit.ground.units import check_positive, check_type, format_time, rank_l
 from perfkit.platform.datasheets import note_large_node
 from perfkit.platform.estimates import check_time, warn_once
 from perfkit.platform.gallery import load_platform
+from perfkit.platform.host_memory import SIGMA_UPDATE
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import PACE, Breakdown, break_down, find_bottleneck
 from perfkit.prediction.cost import Costs, find_contention, join_host, price
 from perfkit.prediction.levels import find_level, note_level
 from perfkit.prediction.memory import find_shortage
+from perfkit.prediction.offload import sum_host_updates
 from perfkit.prediction.ranks import (
     RankGroup,
     RankTimes,
@@ -523,6 +525,8 @@ def estimate_spread(
     busy_share = min(float(kernel_shares.sum()), 1.0)
     by_resource = causes.sum_by_resource()
     collective_share = (by_resource["imbalance"] + by_resource["communication"]) / time
+    update_share = sum_host_updates(timings.slowest) / time
+    collective_share = max(collective_share - update_share, 0.0)
     kernel_spread = float(
         join_errors(
             costs.spread * class_shares,
@@ -541,6 +545,7 @@ def estimate_spread(
     host_spread = spread_host(
         timings.timeline, host_error, loading, timings.hosts_run_ahead, iteration_fit
     )
-    spread = math.hypot(kernel_spread, pipeline_host_spread, host_spread)
+    update_spread = SIGMA_UPDATE * update_share
+    spread = math.hypot(kernel_spread, pipeline_host_spread, host_spread, update_spread)
     fit_or_level = iteration_fit if priced.level is None else priced.level
     return max(spread, find_least_spread(platform, fit_or_level))

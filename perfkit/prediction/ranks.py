@@ -12,6 +12,7 @@ from perfkit.fitting import Iteration
 from perfkit.ground.hardware import Link
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
 from perfkit.models.experts import DISPATCH
+from perfkit.models.offload import HOST_WORK
 from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
@@ -477,6 +478,11 @@ def _choose_group_cost(
     # only exchanges need them
     from perfkit.platform.collective_costs import AsAllGather, NoExchange, SentOnce
     from perfkit.platform.collectives import find_cost, join_regions
+
+    if operation in HOST_WORK:  # of a rank and its host
+        from perfkit.platform.host_memory import find_host_cost
+
+        return find_host_cost(platform, operation)
 
     if operation == DISPATCH:
         if regions > 1:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
+from perfkit.models.offload import HOST_WORK
 from perfkit.prediction.ranks import RankTimes
 from perfkit.workloads.graph import Graph
 
@@ -162,6 +163,8 @@ class RankTimeline:
         several."""
         if self.graph.labels[position].kind != "collective":
             return "compute"
+        if self.graph.labels[position].name in HOST_WORK:
+            return "host memory"
         if len(self.graph.groups) > 1:
             return f"communication {int(self.graph.column('group')[position])}"
         return "communication"
@@ -554,8 +557,10 @@ class Timeline:
             if order == len(launched):  # this rank is the first one to launch it
                 previous = launched[-1] if launched else None
                 # nobody has measured that a message from one GPU to another slows their kernels
-                is_message = self.device and graph.labels[position].name == "send_recv"
-                slows_kernels = self.contention > 0 and not is_message
+                name = graph.labels[position].name
+                is_message = self.device and name == "send_recv"
+                of_host = name in HOST_WORK  # engines of their own copy
+                slows_kernels = self.contention > 0 and not is_message and not of_host
                 collective = CollectiveInstance(
                     previous, communicator.members, slows_kernels=slows_kernels
                 )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.ground.units import Array
+from perfkit.ground.units import Array, Values
 from perfkit.prediction.replicas import (
     Backlog,
     Contention,
@@ -128,7 +128,7 @@ class Added(NamedTuple):
     weights: Array
 
 
-def slow_passes(kernels: Array, contention: float) -> Contention:
+def slow_passes(kernels: Array, contention: Values) -> Contention:
     """What messages beside a pass take of its speed, if they take a share of the speed of its
     `kernels` alone, which are a share of the pass [-].
 
@@ -138,7 +138,7 @@ def slow_passes(kernels: Array, contention: float) -> Contention:
     and c the `contention`. A pass that lost the share c' of its speed would take 1 / (1 - c') times
     as long: c' = c q / (1 - c + c q). Two messages take 2 c, at most all.
     """
-    shares = [min(count * contention, 1.0) for count in (1, 2)]
+    shares = [np.minimum(count * contention, 1.0) for count in (1, 2)]
     single, two = (share * kernels / (1.0 - share + share * kernels) for share in shares)
     return Contention(np.asarray(single), np.asarray(two))
 

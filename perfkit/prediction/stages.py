@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.units import check_type, show
+from perfkit.models.offload import FROM_HOST, HOST_UPDATE, TO_HOST
 from perfkit.models.partitions import Step, find_schedules, list_steps
 from perfkit.platform.platform import Platform
 from perfkit.prediction.micro_batches import PAIRS, record_micro_batch
+from perfkit.prediction.offload import note_offload, size_offload
 from perfkit.prediction.ranks import resolve_workload
 from perfkit.prediction.stage_blocks import Communicator, KindOfPass
 from perfkit.prediction.stage_operations import OperationTable
@@ -27,6 +29,8 @@ from perfkit.workloads.stack import STACKS, Stack, name_usual_stacks
 from perfkit.workloads.strategy import Strategy, explain_fit, list_fits, spread_chunks
 from perfkit.workloads.transformer import MOST_PASSES, Transformer
 
+#: Communicators of a rank and its host, behind those of stages: updates, and copies back [-].
+_HOST_GROUPS = 2
 #: Most operations of all stages [-].
 _MOST = 3_000_000
 
@@ -85,6 +89,7 @@ class _StageMaker:
             layer: self.kinds[number] for number, kind in enumerate(kinds) for layer in kind.layers
         }
         self.sizes = self.most_common.sizes
+        self.offload = size_offload(model, s, self.sizes, platform)
         self.scattered = bool(s.scattered)
         self.micro_batches = int(self.sizes.micro)
         #: Ranks that share what ZeRO says, groups of such ranks, and ranks that share experts.
@@ -151,7 +156,26 @@ class _StageMaker:
         ]
         copied = self.count_weights(unit) * float(self.sizes.reduced)
         self.copy_unit(program, unit, "backward", copied, copies=copies)
-        return self.send_unit(program, unit, "backward", messages, self.sizes.summed)
+        sent = self.send_unit(program, unit, "backward", messages, self.sizes.summed)
+        return sent + self.offload_gradients(program, unit)
+
+    def count_shard(self, unit: Unit) -> float:
+        """Numbers of a unit that this rank updates [-]."""
+        experts = self.count_experts(unit)
+        return (self.count_weights(unit) - experts) / self.owners + experts / self.sharers
+
+    def offload_gradients(self, program: Program, unit: Unit) -> list[int]:
+        """Copy reduced gradients of a unit to the host, behind their reduction; return the number of
+        the copy, if there is one."""
+        nbytes = float(self.offload.gradient) * self.count_shard(unit)
+        if not nbytes:
+            return []
+        module = "layers.0" if unit.region == "layers" else unit.region
+        row = self.table.send(TO_HOST, "backward", module, nbytes, Communicator.REPLICAS)
+        copy = program.send(row, unit.layer)
+        if not self.s.overlap:
+            program.wait([copy])
+        return [copy]
 
     def copy_unit(
         self, program: Program, unit: Unit, phase: str, numbers: float, *, copies: int
@@ -268,9 +292,28 @@ class _StageMaker:
             of_layers = [self.find_kind(unit) for unit in units if unit.region == "layers"]
             experts = sum(float(kind.sizes.experts) for kind in of_layers) / weights
             share *= (1.0 - experts) / self.owners + experts / self.sharers
-        rows = [*self.updates, *self.table.find("exchange.narrow", "update")]
-        updates = [self.table.copy(row, "update", share) for row in rows]
-        program.run(self.table.make_block(updates))
+        on_host = self.update_on_host(program, units)
+        on_device = share * (1.0 - float(self.offload.fraction))
+        if on_device:
+            rows = [*self.updates, *self.table.find("exchange.narrow", "update")]
+            updates = [self.table.copy(row, "update", on_device) for row in rows]
+            program.run(self.table.make_block(updates))
+        program.wait(on_host)
+
+    def update_on_host(self, program: Program, units: list[Unit]) -> list[int]:
+        """Let the host update its share of the weights of a stage, which come back meanwhile; return
+        the numbers of both."""
+        if not self.offload.fraction:
+            return []
+        updated = sum(self.count_shard(unit) for unit in units)
+        first_group = PAIRS + 2 * self.s.pp
+        work = ((HOST_UPDATE, self.offload.update), (FROM_HOST, self.offload.weight))
+        sent = []
+        for number, (operation, each) in enumerate(work):
+            nbytes = float(each) * updated
+            row = self.table.send(operation, "update", "host", nbytes, first_group + number)
+            sent.append(program.send(row))
+        return sent
 
     def run_pass(self, program: Program, step: Step, units: list[Unit]) -> None:
         """Run a pass through the units of a chunk."""
@@ -508,7 +551,7 @@ def check_strategy(model: Any, s: Strategy) -> Strategy:
 def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
     """State a strategy as settings of the model, if it shares nothing but what these say; else
     None."""
-    if s.buffers:
+    if s.buffers or s.offloads_optimizer:
         return None
     shared = (s.tp, s.pp, s.cp, s.ep, s.etp, s.chunks)
     shards_of_all = s.shards in (0, s.dp)
@@ -583,6 +626,7 @@ def make_stages(
         model, platform, Strategy.stack([s]), execution, near=0.0, stack=stack
     )
     held = HeldMemory(**{use: float(priced[use][0]) for use in HeldMemory._fields})
+    on_host = float(priced["on_host"][0])
     if stated is not None:
         return [replace(graph, held=held) for graph in graphs]
     maker = _StageMaker(model, platform, s, execution, pads_products=pads_products)
@@ -595,11 +639,16 @@ def make_stages(
     programs = [maker.make(stage) for stage in range(s.pp)]
     communicators = maker.list_communicators()
     ranks_of_stage = ranks // s.pp
-    for stage, graph in enumerate(maker.make_graphs(programs, ranks, held)):
+    notes = note_offload(platform, s)
+    for stage, made in enumerate(maker.make_graphs(programs, ranks, held)):
+        graph = made
+        if on_host:
+            graph = replace(made, on_host=on_host, notes=notes)
         for rank in range(stage * ranks_of_stage, (stage + 1) * ranks_of_stage):
             groups = list(communicators)
             for pair in _list_neighbours(rank, s):
                 groups += [pair, pair]  # backward and forward
+            groups += [(rank,)] * _HOST_GROUPS
             graphs.append(graph.with_groups(tuple(groups)))
     return graphs
 

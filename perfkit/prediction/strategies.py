@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
+from perfkit.platform.host_memory import SIGMA_UPDATE
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.memory import WORKSPACE, estimate_reserve
@@ -13,6 +14,10 @@ from perfkit.prediction.stage_replicas import Exchange
 from perfkit.prediction.strategy_case import Case, count_updated, make_case
 from perfkit.prediction.strategy_hosts import count_rounds, time_exchange_work
 from perfkit.prediction.strategy_memory import count_groups, measure_strategies
+from perfkit.prediction.strategy_offload import (
+    measure_host,
+    time_host_update,
+)
 from perfkit.prediction.strategy_passes import (
     MicroBatchParts,
     Passes,
@@ -97,6 +102,8 @@ class StrategyPrices(NamedTuple):
         Standard deviation of the logarithm of the time [-].
     memory : HeldMemory
         Memory of the fullest rank.
+    on_host : array
+        Memory of the host that a rank takes [B].
     needs : array
         All of it, with workspaces of libraries [B].
     reserve : array
@@ -107,6 +114,7 @@ class StrategyPrices(NamedTuple):
     run: np.ndarray
     spread: Array
     memory: HeldMemory
+    on_host: Array
     needs: Array
     reserve: Array
 
@@ -161,7 +169,8 @@ def price_strategies(
         (gradients and weights); ``update`` [s]. ``run``, whether passes were run. ``spread`` of the
         logarithm of the time [-].
         ``needs``, the memory of the fullest rank, and its parts, see
-        `perfkit.workloads.columns.HeldMemory`; ``reserve``, what a process takes beside it [B].
+        `perfkit.workloads.columns.HeldMemory`; ``reserve``, what a process takes beside it;
+        ``on_host``, what a rank takes of the memory of its host [B].
 
     Raises
     ------
@@ -184,6 +193,7 @@ def price_strategies(
     columns["spread"] = prices.spread
     columns["needs"] = prices.needs
     columns["reserve"] = prices.reserve
+    columns["on_host"] = prices.on_host
     return columns | prices.memory._asdict()
 
 
@@ -261,7 +271,7 @@ def price_iterations(
     # 5. The level of the software.
     times = map_arrays(lambda seconds: case.level_scale * seconds, times)
     reserve = estimate_reserve(needs, count_groups(case))
-    return StrategyPrices(times, run, spread, held, needs, reserve)
+    return StrategyPrices(times, run, spread, held, measure_host(case), needs, reserve)
 
 
 def _add_up_micro_batches(case: Case, parts: MicroBatchParts, pipeline: Pipeline) -> StrategyTimes:
@@ -308,10 +318,13 @@ def optimizer_time(case: Case) -> Array:
     Notes
     -----
     It takes as long as its traffic, in proportion to the weights that a rank updates: all of the
-    first stage, or its shard (ZeRO). FSDP casts shards when it gathers them.
+    first stage, or its shard (ZeRO). FSDP casts shards when it gathers them. The host updates what
+    is offloaded beside the device.
     """
     casts = np.where(case.shards_alone, 0.0, case.times.weight_casts.device)
-    return np.asarray((case.times.update.device + casts) * count_updated(case))
+    updated = count_updated(case)
+    on_device = (1.0 - case.offload.fraction) * (case.times.update.device + casts) * updated
+    return np.asarray(np.maximum(on_device, time_host_update(case, updated)))
 
 
 def _join_whole_iteration(
@@ -323,8 +336,10 @@ def _join_whole_iteration(
     exchange = time_exchange_work(case, count_rounds(case)).host
     exchange = np.where(case.in_buckets, case.times.buckets.host, exchange)
     calls = case.micro * count_calls(case, parts.passes)
-    calls = calls + exchange + case.times.update.host + casts
-    device = times.total
+    # a host that updates weights launches nothing meanwhile
+    offloads = case.s.offloads_optimizer
+    calls = calls + exchange + np.where(offloads, 0.0, case.times.update.host + casts)
+    device = times.total - np.where(offloads, times.update, 0.0)
     added = join_host(device, calls, case.whole) - device
     return times._replace(host=np.where(case.s.alone, added, times.host))
 
@@ -390,4 +405,6 @@ def _estimate_spread(case: Case, times: StrategyTimes) -> Array:
     # a level of software holds all errors but those of hosts
     device = np.where(np.isnan(case.level_spread), device, case.level_spread)
     host_error = np.log(find_host_error(case.platform, case.execution))
-    return np.asarray(np.hypot(device, times.host / times.total * host_error))
+    spread = np.hypot(device, times.host / times.total * host_error)
+    update = np.where(case.s.offloads_optimizer, SIGMA_UPDATE * times.update / times.total, 0.0)
+    return np.asarray(np.hypot(spread, update))

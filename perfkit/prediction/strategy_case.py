@@ -30,6 +30,7 @@ from perfkit.prediction.micro_batches import (
     size_micro_batch,
     time_gradient_sums,
 )
+from perfkit.prediction.offload import OffloadSizes, size_offload
 from perfkit.prediction.strategy_records import ByRegion, Group, join_groups, map_arrays, select
 from perfkit.prediction.unlike_layers import PricedKind, mix_layers
 from perfkit.workloads.layer_kinds import list_kinds
@@ -113,6 +114,8 @@ class Case:
         Spread of the level of the software; nan without one [-].
     as_megatron : array of bool
         Whether Megatron-LM's rules say what is held in memory [-].
+    offload : OffloadSizes
+        What is copied to hosts and updated there.
     """
 
     model: Transformer
@@ -135,6 +138,7 @@ class Case:
     level_scale: Array
     level_spread: Array
     as_megatron: np.ndarray
+    offload: OffloadSizes
 
     def select(self, chosen: np.ndarray) -> "Case":
         """Take some of the strategies.
@@ -166,6 +170,7 @@ class Case:
             level_scale=self.level_scale[chosen],
             level_spread=self.level_spread[chosen],
             as_megatron=self.as_megatron[chosen],
+            offload=select(self.offload, chosen, self.count),
         )
 
     @property
@@ -192,6 +197,11 @@ class Case:
     def has_replicas(self) -> np.ndarray:
         """Whether several ranks hold the same weights, and exchange gradients."""
         return np.asarray(self.s.dp * self.s.cp > 1)
+
+    @cached_property
+    def has_messages(self) -> np.ndarray:
+        """Whether gradients go to other ranks or to the host."""
+        return np.asarray(self.has_replicas | self.s.offloads_optimizer)
 
     @cached_property
     def has_stages(self) -> np.ndarray:
@@ -298,6 +308,7 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
         level_scale=np.broadcast_to(levels.scale, strategies_shape),
         level_spread=np.broadcast_to(levels.spread, strategies_shape),
         as_megatron=_find_megatron(work.stacks, s),
+        offload=size_offload(model, s, sizes, platform),
     )
 
 

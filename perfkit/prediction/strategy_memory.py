@@ -12,6 +12,7 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.prediction.kept import BackwardMoments, Moments
 from perfkit.prediction.micro_batches import Sizes, count_words, fuses_sums, keeps_fp8
 from perfkit.prediction.strategy_case import Case, average_owners
+from perfkit.prediction.strategy_offload import move_held
 from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.columns import HeldMemory
@@ -258,7 +259,7 @@ def _measure_stage(case: Case, software: _Software, stage: _Stage) -> HeldMemory
     reduced = sizes.wide * weights.all / weights.owners
     unreduced = np.where(shares, np.maximum(fullest.gradients - reduced, 0.0), 0.0)
     messages = _hold_messages(case, software, stage)
-    return HeldMemory(
+    held = HeldMemory(
         parameters=_hold_parameters(s, sizes, software, weights) + _hold_fp8(case, stage),
         gradients=fullest.gradients - unreduced,
         states=_hold_states(case.model, s, sizes, software, weights),
@@ -266,6 +267,8 @@ def _measure_stage(case: Case, software: _Software, stage: _Stage) -> HeldMemory
         communication=fullest.gathered + unreduced + messages,
         workspace=fullest.scratch,
     )
+    shards = weights.all / weights.owners
+    return move_held(case, held, shards, whole_buffers=software.whole_buffers)
 
 
 def _hold_fp8(case: Case, stage: _Stage) -> Array:

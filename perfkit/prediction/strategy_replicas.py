@@ -28,6 +28,7 @@ from perfkit.prediction.strategy_hosts import (
     time_exchange_work,
     time_shard_copies,
 )
+from perfkit.prediction.strategy_offload import time_gradient_copies
 from perfkit.prediction.strategy_passes import MicroBatchParts, Passes
 from perfkit.prediction.strategy_pipelines import (
     Pipeline,
@@ -35,7 +36,7 @@ from perfkit.prediction.strategy_pipelines import (
     Stages,
     time_alternating,
 )
-from perfkit.prediction.strategy_records import ByRegion, Work, select
+from perfkit.prediction.strategy_records import SMALLEST_TIME, ByRegion, Work, select
 
 
 class ReplicaMessages(NamedTuple):
@@ -88,7 +89,7 @@ def data_parallel_exposed_time(
     theirs land while the stages before them compute.
     """
     scattered = case.s.scattered
-    beside_stages = case.has_replicas & ~case.shards_alone & ~case.in_buckets
+    beside_stages = case.has_messages & ~case.shards_alone & ~case.in_buckets
     time = np.zeros(case.count)
     once = np.flatnonzero(beside_stages & ~scattered)
     if len(once):
@@ -132,6 +133,7 @@ def price_replica_messages(case: Case) -> ReplicaMessages:
     -----
     With hybrid sharding, the sums of each group are added up over groups, on a communicator of their
     own: while the sums of one layer go from group to group, those of the next layer are reduced.
+    Gradients that are offloaded go to the host behind their reduction.
     """
     s, sizes = case.s, case.sizes
     owners = s.owners
@@ -150,7 +152,8 @@ def price_replica_messages(case: Case) -> ReplicaMessages:
         of_layer = np.maximum(reductions[3], across[1])
         together[1], together[3] = reductions[1], of_layer
         reductions = np.where(groups > 1, together, reductions)
-    return ReplicaMessages(UnitMessages(*gathers), UnitMessages(*reductions))
+    copies = np.stack(time_gradient_copies(case))
+    return ReplicaMessages(UnitMessages(*gathers), UnitMessages(*(reductions + copies)))
 
 
 def _send(
@@ -189,6 +192,29 @@ def _send(
         operation, itemsize * numbers[rows] / shards, taking_part[rows], distances[rows]
     )
     return np.where(numbers > 0, times, 0.0)
+
+
+def share_of_messages(case: Case, messages: ReplicaMessages) -> Array:
+    """Share of collectives in what runs beside passes: copies to the host slow no kernels.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+    messages : ReplicaMessages
+        Messages, with copies to the host.
+
+    Returns
+    -------
+    share : array
+        1 without offload [-].
+    """
+    if not np.any(case.s.offloads_optimizer):
+        return np.ones(case.count)
+    layer = messages.gathers.layer + messages.gathers.experts
+    layer = layer + messages.reductions.layer + messages.reductions.experts
+    copies = time_gradient_copies(case).layer
+    return np.asarray(1.0 - copies / np.maximum(layer, SMALLEST_TIME))
 
 
 def list_exchange(
@@ -246,7 +272,7 @@ def list_exchange(
         forward_lead=parts.experts.forward,
         lead=parts.experts.backward,
         border=pipeline.borders.inside / 2.0,
-        contention=slow_passes(kernel_share, case.contention),
+        contention=slow_passes(kernel_share, case.contention * share_of_messages(case, messages)),
     )
 
 
@@ -350,7 +376,8 @@ def _share_alone(case: Case, passes: Passes, exchange: Exchange, kernel_share: A
     Copies of shards ahead of the first two messages, and sums of the last shards, run beside a
     message that the next pass waits for.
     """
-    contention = case.contention * kernel_share
+    messages = ReplicaMessages(exchange.gathers, exchange.reductions)
+    contention = case.contention * kernel_share * share_of_messages(case, messages)
     copies = time_shard_copies(case)
     gathers, reductions = exchange.gathers, exchange.reductions
     layer_gather = gathers.layer + gathers.experts

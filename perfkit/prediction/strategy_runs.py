@@ -90,7 +90,7 @@ def find_rough(case: Case, passes: Passes, borders: Borders) -> np.ndarray:
     s = case.s
     unlike = case.all_layers % (s.pp * s.chunks) != 0
     unlike = unlike | (s.first_layers > 0) | (s.last_layers > 0)
-    shares_gradients = (s.zero > 1) & case.has_replicas
+    shares_gradients = (s.zero > 1) & case.has_messages
     one_pass = case.layers / s.chunks * passes.forward.layer.device
     slow = np.maximum(borders.inside, borders.far) / 2.0 > FAST * one_pass
     return np.asarray(unlike | shares_gradients | slow)

@@ -207,6 +207,8 @@ class Graph(Tabular):
         from its first to its last use.
     held : HeldMemory or None
         Memory of the fullest rank of a strategy; None where it follows from the operations.
+    on_host : float
+        Memory of the host that a rank takes, where its strategy offloads [B].
     notes : tuple of str
         Assumptions of the recording; predictions show them as warnings.
     execution : str
@@ -243,6 +245,7 @@ class Graph(Tabular):
     owners: Owners = field(default_factory=Owners.from_rows)
     allocations: Allocations = field(default_factory=Allocations.from_rows)
     held: HeldMemory | None = None
+    on_host: float = 0.0
     notes: tuple[str, ...] = ()
     execution: str = "eager"
     device: str = ""

@@ -15,6 +15,9 @@ from perfkit.workloads.sizes import check_size
 _SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
 #: How tokens go to experts.
 DISPATCHES = ("all_to_all", "once")
+#: What lies in the memory of the host.
+OFFLOADS = ("none", "optimizer")
+_WITH_OPTIMIZER = ("optimizer",)
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,21 @@ class Strategy:
     overlap_experts : bool
         Whether tokens of one micro-batch go to experts while the kernels of another run, a forward
         pass beside a backward pass (Megatron's ``--overlap-moe-expert-parallel-comm``).
+    offload : str
+        What lies in the memory of the host. ``optimizer``: states of the optimizer and fp32
+        weights; gradients are copied to the host as they are reduced, the host updates, and weights
+        come back (ZeRO-Offload, arXiv:2101.06840; Megatron's ``--optimizer-cpu-offload``). It needs
+        `zero` of 1 or more, also on a single rank. See `perfkit.prediction.offload`.
+    offload_fraction : float
+        Share of the weights that the host updates; the device updates the others at the same time
+        (Twin-Flow of DeepSpeed, Megatron's ``--optimizer-offload-fraction``) [-].
 
     Raises
     ------
     ValueError
         For sizes that are no whole numbers above 0, for unknown names, for sizes that do not divide
         `dp`, for ranks of experts that do not divide those of a stage, for chunks with a schedule
-        that has none, and for what `overlap_experts` and `dispatch` do not go with.
+        that has none, and for what `overlap_experts`, `dispatch` and `offload` do not go with.
 
     Examples
     --------
@@ -120,6 +131,8 @@ class Strategy:
     etp: Any = 0
     dispatch: Any = "all_to_all"
     overlap_experts: Any = False
+    offload: Any = "none"
+    offload_fraction: Any = 1.0
 
     def __post_init__(self) -> None:
         for key in _SIZES:
@@ -130,6 +143,8 @@ class Strategy:
             schedule=_check_names("schedule", self.schedule, SCHEDULES),
             checkpoint=_check_names("checkpoint", self.checkpoint, RECOMPUTED),
             dispatch=_check_names("dispatch", self.dispatch, DISPATCHES),
+            offload=_check_names("offload", self.offload, OFFLOADS),
+            offload_fraction=_check_shares("offload_fraction", self.offload_fraction),
             zero=_check_counts("zero", self.zero, 3),
         )
         for key in ("shards", "first_layers", "last_layers", "etp"):
@@ -152,6 +167,7 @@ class Strategy:
                 f"shards is {wrong:g}; it must divide dp, {replicas:g}; change one of them"
             )
         self._check_experts()
+        self._check_offload()
         if np.any((self.chunks > 1) & ~np.isin(self.schedule, CHUNKED)):
             fault = f"chunks is {self.chunks} with schedule {self.schedule!r}"
             raise ValueError(
@@ -193,6 +209,19 @@ class Strategy:
             raise ValueError(
                 "overlap_experts is True with several stages, whose passes wait for one another; "
                 "take schedule='interleaved' with chunks, as Megatron asks for, or pp=1"
+            )
+
+    def _check_offload(self) -> None:
+        """Check what an offload goes with; else a ValueError."""
+        if np.any(self.offloads_optimizer & np.equal(self.zero, 0)):
+            raise ValueError(
+                "offload moves states of the optimizer and zero is 0; ranks offload their shards of "
+                "them: take zero=1 or more, also on a single rank, as DeepSpeed and Megatron ask for"
+            )
+        if np.any(np.less(self.offload_fraction, 1.0) & ~self.offloads_optimizer):
+            raise ValueError(
+                "offload_fraction is below 1 without offload='optimizer', whose share it is; "
+                "leave it at 1"
             )
 
     def __repr__(self) -> str:
@@ -242,9 +271,10 @@ class Strategy:
     @property
     def alone(self) -> Any:
         """Whether ranks are replicas of the whole model, with all of it or shards of it, as those of
-        PyTorch are; `buffers` are not."""
+        PyTorch are; `buffers` are not, nor a single one whose weights its host updates."""
         shared = np.maximum(np.maximum(self.tp, self.pp), np.maximum(self.cp, self.ep))
-        return np.equal(np.maximum(shared, self.etp), 1) & np.logical_not(self.buffers)
+        single = np.equal(self.dp, 1) & self.offloads_optimizer
+        return np.equal(np.maximum(shared, self.etp), 1) & np.logical_not(self.buffers | single)
 
     @property
     def scattered(self) -> Any:
@@ -254,21 +284,27 @@ class Strategy:
         return np.greater(self.zero, 1) & ~np.isin(self.schedule, BREADTH_FIRST)
 
     def without_idle_zero(self) -> "Strategy":
-        """The same, with `zero` 0 where there is a single replica, which has nobody to share with.
+        """The same, with `zero` 0 where there is a single replica, which has nobody to share with and
+        offloads nothing.
 
         Returns
         -------
         strategy : Strategy
             One or many, as this one.
         """
-        alone = np.equal(self.dp * self.cp, 1)
-        zero = np.where(alone, 0, self.zero)
+        idle = np.equal(self.dp * self.cp, 1) & ~self.offloads_optimizer
+        zero = np.where(idle, 0, self.zero)
         return replace(self, zero=zero if zero.ndim else int(zero))
 
     @property
     def puts_off_weights(self) -> Any:
         """Whether gradients of weights are put off; no other stage waits for those of a single one."""
         return np.greater(self.pp, 1) & find_schedules(self.schedule).puts_off_weights
+
+    @property
+    def offloads_optimizer(self) -> Any:
+        """Whether the host updates weights."""
+        return np.isin(self.offload, _WITH_OPTIMIZER)
 
     @property
     def rows(self) -> Any:
@@ -344,6 +380,15 @@ def _check_counts(key: str, value: Any, most: int) -> Any:
             check_positive(key, count, integer=True, zero=True, maximum=most)
         return counts.astype(np.int64)
     return check_positive(key, value, integer=True, zero=True, maximum=most)
+
+
+def _check_shares(key: str, value: Any) -> Any:
+    """Check a share above 0 and up to 1, or an array of them."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        for share in np.unique(value).tolist():
+            check_positive(key, share, maximum=1.0)
+        return value.astype(float)
+    return check_positive(key, value, maximum=1.0)
 
 
 def _check_flags(key: str, value: Any) -> Any:

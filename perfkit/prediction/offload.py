@@ -1,0 +1,157 @@
+"""Offload: what ranks copy to the memory of the host and back, and what the host updates."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from perfkit.ground.units import Array, show
+from perfkit.models.offload import HOST_UPDATE, host_update_bytes
+from perfkit.models.optimizers import find_optimizer
+from perfkit.platform.host_memory import find_host_memory
+from perfkit.platform.platform import Platform
+from perfkit.prediction.micro_batches import Sizes
+from perfkit.prediction.simulation import RankTimeline
+from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.transformer import Transformer
+
+#: Optimizers whose update on a host was published.
+ON_HOST = ("adam", "adamw")
+
+
+class OffloadSizes(NamedTuple):
+    """Bytes of one number, times the ranks that use the same link or host at the same time.
+
+    Parameters
+    ----------
+    fraction : array
+        Share of the weights that the host updates; 0 without offload [-].
+    gradient : array
+        Of a gradient that is copied to the host [B].
+    weight : array
+        Of a weight that comes back after the update [B].
+    update : array
+        That the host reads and writes for a weight [B].
+    """
+
+    fraction: Array
+    gradient: Array
+    weight: Array
+    update: Array
+
+
+def check_offload(model: Transformer, s: Strategy) -> None:
+    """Check that the host can update the weights of a model.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        One or many.
+
+    Raises
+    ------
+    ValueError
+        For an optimizer whose update on a host nobody has published.
+    """
+    if np.any(s.offloads_optimizer) and model.optimizer not in ON_HOST:
+        raise ValueError(
+            f"optimizer is {show(model.optimizer)} and offload moves its states; updates on the host "
+            f"are published for {' and '.join(ON_HOST)}; take one of these, or offload='none'"
+        )
+
+
+def note_offload(platform: Platform, s: Strategy) -> tuple[str, ...]:
+    """Say what an offload rests on that nobody stated.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where it runs.
+    s : Strategy
+        A single one.
+
+    Returns
+    -------
+    notes : tuple of str
+        A sentence where the host is the usual one of the device; none if it was stated.
+    """
+    if s.offload == "none" or platform.host_memory is not None:
+        return ()
+    name = find_host_memory(platform).name
+    return (
+        f"memory and links of the host are those of {name}, as usual for {platform.device.name}; "
+        "state others with .with_host_memory(...)",
+    )
+
+
+def size_offload(model: Transformer, s: Strategy, sizes: Sizes, platform: Platform) -> OffloadSizes:
+    """Find what is copied and updated for each weight of a rank.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        One or many.
+    sizes : Sizes
+        Sizes of a micro-batch.
+    platform : Platform
+        Where it runs.
+
+    Returns
+    -------
+    sizes : OffloadSizes
+        Bytes of one number.
+
+    Raises
+    ------
+    ValueError
+        For a platform that does not know the memory of its host, and for an optimizer whose update
+        on a host nobody has published.
+
+    Notes
+    -----
+    All ranks of a node copy and update at the same time: those of one link share it, and all share
+    the host. DeepSpeed copies gradients and weights in the format of layers. Megatron-LM copies the
+    sums of its buffers and fp32 weights.
+    """
+    shape = np.shape(s.ranks)
+    none = np.zeros(shape)
+    if not np.any(s.offloads_optimizer):
+        return OffloadSizes(none, none, none, none)
+    check_offload(model, s)
+    memory = find_host_memory(platform)
+    of_node = np.minimum(s.ranks, platform.network.ranks_per_node)
+    of_link = np.minimum(memory.sharers, of_node)
+    states = find_optimizer(model.optimizer).states
+    update = host_update_bytes(1.0, states=states, wide=sizes.wide, narrow=sizes.itemsize)
+    fraction = np.where(s.offloads_optimizer, s.offload_fraction, 0.0)
+    return OffloadSizes(
+        fraction=fraction,
+        gradient=fraction * of_link * np.where(s.buffers, sizes.summed, sizes.itemsize),
+        weight=fraction * of_link * np.where(s.buffers, sizes.wide, sizes.itemsize),
+        update=fraction * of_node * update,
+    )
+
+
+def sum_host_updates(rank: RankTimeline) -> float:
+    """Add up the updates on the host in an iteration of a rank.
+
+    Parameters
+    ----------
+    rank : RankTimeline
+        Its operations, and when they run.
+
+    Returns
+    -------
+    time : float
+        0 without offload [s].
+    """
+    graph = rank.graph
+    durations = rank.times.durations.tolist()
+    total = 0.0
+    for position, duration in zip(graph.collectives.tolist(), durations, strict=True):
+        if graph.labels[position].name == HOST_UPDATE:
+            total += duration
+    return total
