@@ -32,7 +32,7 @@ def test_an_update_of_the_host_takes_as_long_as_was_published() -> None:
     measured = np.array([0.22, 1.03, 2.57])
     nbytes = host_update_bytes(np.array([1e9, 4e9, 10e9]), states=2)
     shares = nbytes / measured / 256e9
-    assert UPDATE_SHARE == pytest.approx(np.exp(np.log(shares).mean()), abs=0.005)
+    assert pytest.approx(np.exp(np.log(shares).mean()), abs=0.005) == UPDATE_SHARE
     assert host_update_bytes(1.0, states=2) == 30  # p, g, m, v read; p, m, v and 2 B written
     assert host_update_bytes(1.0, states=2, wide=4, narrow=4) == 28
 
@@ -79,7 +79,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ValueError, match="offload_fraction is below 1 without"):
         pk.Strategy(zero=1, offload_fraction=0.5)
     sgd = make_model(8, optimizer="sgd")
-    with pytest.raises(ValueError, match="optimizer is 'sgd'.*adam"):
+    with pytest.raises(ValueError, match=r"optimizer is 'sgd'.*adam"):
         pk.predict(sgd, "h100-sxm-8", strategy=pk.Strategy(dp=8, zero=1, offload="optimizer"))
 
 
@@ -137,7 +137,7 @@ def test_a_share_of_the_optimizer_leaves_the_device(fraction: float) -> None:
 def test_megatron_keeps_masters_and_buffers_on_the_device() -> None:
     """The two states of 4 B leave alone, as Megatron-Bridge measured on Qwen3-30B-A3B: 15.3 GB of
     30.5 billion weights on 16 ranks."""
-    assert 8 * 30.5 / 16 == pytest.approx(15.3, abs=0.1)
+    assert pytest.approx(15.3, abs=0.1) == 8 * 30.5 / 16
     model = make_model(16)
     strategy = pk.Strategy(tp=2, dp=4, zero=1, offload="optimizer")
     there = pk.predict(model, "h100-sxm-8", strategy=strategy, stack="megatron").memory()
@@ -208,7 +208,9 @@ def draw(rng: np.random.Generator) -> tuple[str, pk.Transformer, pk.Strategy, st
         platform = str(rng.choice(["h100-sxm-8", "a100-sxm-8", "gb200-4"]))
         if platform == "gb200-4" and tp * pp * dp > 4:
             continue
-        model = make_model(int(dp * micro_batch * accumulated), sequence=int(rng.choice([512, 2048])))
+        model = make_model(
+            int(dp * micro_batch * accumulated), sequence=int(rng.choice([512, 2048]))
+        )
         return platform, model, strategy, str(rng.choice(["eager", "compiled", "graphs"]))
 
 

@@ -7,8 +7,8 @@ that predictions call.
 Reading order: `roofline` (kernels bound by compute or memory), `kernels` (sums of terms of CPUs),
 `embedding` and `caches` (lookups of skewed rows; `distributions` and `skew` say how skewed),
 `collectives` (inside a node) and `hierarchy` (across nodes), which `algorithms` joins in one table,
-`experts` (tokens that go to ranks), `optimizers` (one record for each), `partitions` (schedules of
-pipelines).
+`experts` (tokens that go to ranks), `optimizers` (one record for each), `offload` (updates of the
+host), `partitions` (schedules of pipelines).
 """
 
 from perfkit.models import (
@@ -19,6 +19,7 @@ from perfkit.models import (
     experts,
     hierarchy,
     kernels,
+    offload,
     optimizers,
     partitions,
     roofline,
@@ -33,6 +34,7 @@ __all__ = [
     "experts",
     "hierarchy",
     "kernels",
+    "offload",
     "optimizers",
     "partitions",
     "roofline",

@@ -6,7 +6,7 @@ from perfkit.ground.units import Values
 #: What ranks do with the memory of their host: a copy there, one back, and an update of weights.
 TO_HOST, FROM_HOST, HOST_UPDATE = "copy_to_host", "copy_from_host", "host_update"
 HOST_WORK = (TO_HOST, FROM_HOST, HOST_UPDATE)
-#: Share of the peak bandwidth of the host that an update reaches [-]; docs/formulas.md, table 12.2.
+#: Share of the peak bandwidth of the host that an update reaches [-]; docs/formulas.md, table 11.2.
 UPDATE_SHARE = 0.48
 
 

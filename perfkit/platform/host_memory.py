@@ -24,9 +24,9 @@ from perfkit.platform.machine import Machine
 from perfkit.platform.whatif import derive
 
 #: Share of the bandwidth of PCIe in a datasheet that copies of pinned memory reach, by generation:
-#: 12.36 of 16, 25.13 of 32 and 55.36 of 64 GB/s [-]; docs/formulas.md, table 12.1.
+#: 12.36 of 16, 25.13 of 32 and 55.36 of 64 GB/s [-]; docs/formulas.md, table 11.1.
 PCIE_SHARES = {1.6e10: 0.772, 3.2e10: 0.785, 6.4e10: 0.865}
-#: Spread of the time of a copy, and of an update of the host [-]; docs/formulas.md, table 12.2.
+#: Spread of the time of a copy, and of an update of the host [-]; docs/formulas.md, table 11.2.
 SIGMA_COPY, SIGMA_UPDATE = 0.1, 0.3
 P = TypeVar("P", bound=Machine)  # a platform
 

@@ -643,7 +643,7 @@ def make_stages(
     for stage, made in enumerate(maker.make_graphs(programs, ranks, held)):
         graph = made
         if on_host:
-            graph = replace(made, on_host=on_host, notes=notes)
+            graph = replace(made, on_host=on_host, notes=(*made.notes, *notes))
         for rank in range(stage * ranks_of_stage, (stage + 1) * ranks_of_stage):
             groups = list(communicators)
             for pair in _list_neighbours(rank, s):

@@ -19,6 +19,7 @@ from perfkit.models.collectives import OPERATIONS
 from perfkit.models.distributions import Uniform, Zipf
 from perfkit.models.partitions import CHUNKED, SCHEDULES
 from perfkit.workloads.placement_kinds import KINDS
+from perfkit.workloads.strategy import OFFLOADS
 from tests.fuzz.damage import NUMBERS, TEXTS, Rng, choose, damage_tree, draw, junk, vary
 from tests.fuzz.entries_files import brief
 from tests.fuzz.harness import Entry, Nonsense
@@ -288,6 +289,11 @@ METHODS = (
     Call(method("save"), OF | {"path": ("a.toml", Path("b.toml"))}),
     Call(method("with_power"), OF | {"watts": 600}),
     Call(
+        method("with_host_memory"),
+        OF,
+        {"capacity": 1e12, "bandwidth": 4e11, "link": 2e10, "sharers": (1, 2)},
+    ),
+    Call(
         method("with_scale"),
         OF,
         {"peak": 2.0, "memory": 1.2, "inter": 4, "latency": 0.5, "host": 3, "cache": 2},
@@ -364,6 +370,8 @@ STRATEGY = {
     "etp": (0, 0, 1, 2),
     "dispatch": ("all_to_all", "once"),
     "overlap_experts": True,
+    "offload": OFFLOADS,
+    "offload_fraction": (1.0, 1.0, 0.25),
 }
 strategy = Call(pk.Strategy, {}, STRATEGY)
 FINE = (
