@@ -13,16 +13,17 @@ NVIDIA, dlrm_dcnv2, train.py and config_DGXH100_1x8x6912.sh):
   HugeCTR keeps tables and their states in fp32: ``dtype="fp16", table_dtype="fp32"``.
 - ``use_cuda_graph``: one graph for the whole iteration, so there is no host time; the platform has
   no host overheads.
-- FusedInnerProduct and MLP layers compute bias, rectifier and their gradients in the products.
-  Interaction and MultiCross are one kernel in each direction. Gradients are written where they are
-  reduced. One kernel updates all weights: ``fused=True`` and ``execution="compiled"``, where
-  element-wise work has its own kernels.
+- FusedInnerProduct and MLP layers compute bias, rectifier and their gradients in the products:
+  ``epilogues=True``. Interaction and MultiCross are one kernel in each direction. Gradients are
+  written where they are reduced. One kernel updates all weights: ``fused=True`` and
+  ``execution="compiled"``, where element-wise work has its own kernels.
 - ``train_intra_iteration_overlap``: the exchange of rows overlaps with the bottom MLP, the
   reduction of gradients with the backward pass: ``overlap=True``.
 - DLRM v1: SGD with ``atomic_update`` adds each lookup to its row: ``embedding="fused",
   optimizer="sgd"``. DCNv2: Adagrad on sorted, distinct keys: ``embedding="exact",
   optimizer="adagrad"``; three cross layers of rank 512.
-- Placement: v1 copies frequent rows to all GPUs and exchanges the others (HybridSparseEmbedding).
+- Placement: v1 copies frequent rows to all GPUs and exchanges the others (HybridSparseEmbedding,
+  whose GPUs of a single node do not reduce gradients, but read those of each other).
   DCNv2 copies tables below 0.008 GiB and places the others by its own planner
   (``SHARDING_PLAN=auto``, 60 GB a GPU for tables). Neither plan is published. Here `perfkit.shard`
   places the tables, in 60 GB a GPU, with 2 s of work and seed 0.
@@ -45,8 +46,11 @@ was changed since. The times depend on the placement that the search finds, by u
 Since then kernels are merged as PyTorch's compiler merges them, and not by the rules of HugeCTR.
 Rectifiers, gradients of biases and copies of gradients are separate kernels, and v1 becomes slower:
 +28.7 % (A100) and +6.4 % (H100), DCNv2 -4.9 % (H100), +0.2 % (A100) and -13.2 % (H200), in the mean
-10.7 % instead of 11.3 %; docs/accuracy.md has the figures of today. The next two paragraphs were
-found with the earlier rules.
+10.7 % instead of 11.3 %. ``epilogues`` came later still, with all measured steps in view, and says
+again what the list above said from the start, of dense layers alone. Without and with it: v1 +29.9
+and +17.0 % (A100), +11.5 and -3.4 % (H100), DCNv2 +0.5 and -1.7 % (A100), -2.8 and -5.9 % (H100),
+-11.4 and -14.1 % (H200), in the mean 11.2 and 8.4 %; docs/accuracy.md has the figures of today. The
+next two paragraphs were found with the first rules.
 
 What remains: H100 and H200 are predicted too fast, A100 is not. H100 and H200 differ only in
 memory. From the one to the other the measured step of DCNv2 shrinks by 8 %, the predicted one by 15
@@ -69,15 +73,29 @@ on 8 GB200. Over nodes the arguments also follow train.py and dgx_h100_4x8x2240.
 - ``overlap_ar_a2a``: exchanges run beside reductions: ``separate_exchange=True``.
 - ``grouped_all_reduce=True``: "the gradients for the dense network and the gradients for data-parallel
   embedding are grouped and all reduced in one kernel" (HugeCTR, solver.md), whose buffers hold fp16:
-  ``reduction="grouped"``.
+  ``reduction="grouped"``. They are written there; one kernel narrows those of copied rows
+  (``local_reduce`` of src/embeddings/hybrid_embedding/frequent_embedding.cu).
 - ``async_wgrad``, ``async_mlp_wgrad``: ``delay_weights=True``.
+- v1: ``HybridSparseEmbedding`` with ``IB_NVLink_Hierarchical`` (dgx_a100_8x8x1120.json of
+  training_results_v1.0): ``Placement("hybrid", ...)`` of all tables. Which rows are frequent is
+  HugeCTR's rule (``calculate_threshold`` of calibration_data.cu,
+  `perfkit.models.embedding.frequent_lookups`) with the bandwidths that its parser takes where a file
+  states none, as this one: 190 GB/s of all_to_all, 130 GB/s of all_reduce. So rows with 13.4 lookups
+  in a batch and more are copied, 9,144 by the Zipf law, and 8.5 of the 26 rows of a sample are sent.
+  With the 23.75 GB/s that dgx_h100_4x8x2240.py of v2.1 states it would be 1.7 lookups, and the
+  step 75 % too slow. ``max_num_infrequent_samples`` does not say how many are sent: that file
+  states 29,120, which is 71,680 samples x 26 rows / 64 GPUs although it has 32, and so does the one of
+  112 GPUs (16,640). It is the size of a buffer.
 
 The measured steps were in view when these were added; the first prediction with the arguments of 8
-GPUs alone was +49 % (H100) and +193 % (A100), with the collectives of that time. With the last three, the steps
-on 8 GPUs have a mean error of 11.6 instead of 11.2 %; their arguments are left as they were fixed. Not
-expressed on nodes: SHARP (``NCCL_COLLNET_ENABLE=1``) and one-shot all_reduces, rows that are split
-over the GPUs of a node (``SHARDING_PLAN=hier_auto``), and above all for v1 the copies of frequent rows
-(HybridSparseEmbedding), by which half of the rows are not exchanged (29,120 of 58,240 a GPU on 32).
+GPUs alone was +49 % (H100) and +193 % (A100), with the collectives of that time. What was added last,
+with all errors known, and the errors of the three steps in the order of the table below: before
++2.1, +73.9 and -11.8 %, mean 29.3 %; ``epilogues`` -0.2, +71.8 and -15.3 %, 29.1 %; gradients written
+where they are reduced -4.9, +53.5 and -15.3 %, 24.6 %; hybrid tables -4.9, +34.1 and -15.3 %,
+18.1 %. On 8 GPUs the arguments are left as they were fixed, but for ``epilogues``. Not expressed on nodes: SHARP
+(``NCCL_COLLNET_ENABLE=1``) and one-shot all_reduces, rows that are split over the GPUs of a node
+(``SHARDING_PLAN=hier_auto``), Interaction as one kernel, and rows that are looked up during the
+iteration before.
 """
 
 import json
@@ -93,6 +111,8 @@ from benchmarks.helpers.files import find_shared_data, read_csv, read_published,
 from benchmarks.helpers.tables import Row, lay_out
 from perfkit.ground.files import find_reference
 from perfkit.ground.targets import write_text
+from perfkit.models.distributions import count_frequent_rows
+from perfkit.models.embedding import frequent_lookups
 from perfkit.platform.estimates import keep_quiet
 
 #: Largest error by benchmark and GPU [-]; the other steps have no bar.
@@ -108,6 +128,7 @@ _COMMON: dict[str, Any] = {
     "fused": True,
     "overlap": True,
     "exponent": 0.95,
+    "epilogues": True,
 }
 MODELS: dict[str, dict[str, Any]] = {
     "dlrm": {"preset": "dlrm-mlperf", "embedding": "fused", **_COMMON},
@@ -120,6 +141,9 @@ _ON_NODES: dict[str, Any] = {
     "reduction": "grouped",
     "delay_weights": True,
 }
+#: What HugeCTR takes for ``max_all_to_all_bandwidth`` and ``max_all_reduce_bandwidth`` where a file
+#: states none [B/s].
+_EXCHANGE, _REDUCTION = 190e9, 130e9
 
 
 @dataclass(frozen=True)
@@ -163,6 +187,20 @@ class Case:
         if self.nodes > 1:
             platform = platform.with_algorithm("all_to_all", "two_level")
         return replace(platform, host={})
+
+    def place(self, model: pk.DLRM, platform: pk.Platform) -> pk.Plan:
+        """The placement of the tables: v1 on nodes copies the rows that HugeCTR calls frequent, the
+        others are searched for."""
+        if self.benchmark != "dlrm" or self.nodes == 1:
+            return _search(model, platform, self.ranks)
+        fewest = frequent_lookups(self.nodes, all_to_all=_EXCHANGE, all_reduce=_REDUCTION)
+        everyone = tuple(range(self.ranks))
+        owners = []
+        for table in model.tables:
+            lookups = self.batch * table.pooling
+            frequent = count_frequent_rows(table.distribution, lookups, fewest)
+            owners.append(pk.Placement("hybrid", everyone, frequent=frequent))
+        return pk.Plan.from_owners(owners, ranks=self.ranks)
 
 
 #: Steps on other machines, by their name in the shared data.
@@ -217,7 +255,7 @@ def predict_nodes(
         model, platform = case.build(), case.load()
         with keep_quiet():
             if name not in known:
-                known[name] = _search(model, platform, case.ranks)
+                known[name] = case.place(model, platform)
             step = pk.predict(
                 model, platform, ranks=case.ranks, plan=known[name], execution="compiled"
             )

@@ -207,6 +207,10 @@ TAPE = Tape()
 #: An instance of each layer, by its name and perhaps an option, and the shapes of its operands.
 INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
     "Linear": (layer_types.Linear(), [MATRIX, (5, WIDTH), (5,)]),
+    "LinearWithEpilogues": (
+        layer_types.LinearWithEpilogues(None, has_relu=True, is_last=True),
+        [MATRIX, (5, WIDTH), (5,)],
+    ),
     "LinearWithoutBias": (layer_types.LinearWithoutBias(), [MATRIX, (5, WIDTH)]),
     "LinearFp8": (layer_types.LinearFp8(), [MATRIX, (5, WIDTH), (5,)]),
     "BatchedProduct": (layer_types.BatchedProduct(), [STACK, (BATCH, WIDTH, 5)]),
@@ -280,6 +284,7 @@ def test_a_layer_says_which_operations_it_dispatches(name: str) -> None:
 #: Class and variant of each operation of a layer forward, and backward behind a dash.
 CLASSES = {
     "Linear": "gemm.nt - gemm.nn gemm.tn rowwise.sum",
+    "LinearWithEpilogues": "gemm.nt - elementwise.threshold_backward rowwise.sum gemm.nn gemm.tn",
     "LinearWithoutBias": "gemm.nt - gemm.tn gemm.nn",
     "LinearFp8": "elementwise._to_copy elementwise._to_copy gemm.nt - "
     "elementwise._to_copy gemm.nn gemm.tn rowwise.sum",

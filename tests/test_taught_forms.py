@@ -40,6 +40,8 @@ EXEMPT = {
     "partitions.exposed_time": "pieces that are made and then sent; predictions know each message and "
     "the kernels beside it (`time_beside`)",
     "kernels.at_usual_pace": "corrects what was measured on a disturbed machine",
+    "distributions.count_frequent_rows": "says which rows a plan may copy; predictions take plans",
+    "embedding.frequent_lookups": "HugeCTR's rule for such plans",
     "caches.rotating_misses": "kernels are measured with a few batches of indices in turn; every "
     "iteration of training draws fresh ones",
 }

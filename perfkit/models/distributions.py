@@ -26,6 +26,7 @@ ALMOST_ONE = 1 - 2.0**-53  # keeps log(1 - p) finite for a table of one row
 _MANY = 1000  # tables from which on their joined buckets are not kept
 _EXACT_RANKS = 48  # first ranks that get a bucket of their own
 _GROUPS = 128  # buckets of a law
+_FINE = 4096  # buckets of a law whose rows are counted
 
 
 class RowGroups(NamedTuple):
@@ -39,6 +40,22 @@ class RowGroups(NamedTuple):
 
     mass: Array
     rows: Array
+
+
+class RowsByFrequency(NamedTuple):
+    """A table in two parts: the rows that are looked up most often, and the others.
+
+    Parameters
+    ----------
+    share : float
+        Share of the lookups that goes to the frequent rows [-].
+    frequent, others : Distribution, optional
+        Distribution of the lookups of each part; None for a part without rows.
+    """
+
+    share: float
+    frequent: "Distribution | None"
+    others: "Distribution | None"
 
 
 class Distribution:
@@ -89,6 +106,41 @@ class Distribution:
             Rows of the part, at most all [-].
         """
         return self if rows == self.rows else Part(self, rows)
+
+    def split(self, frequent: int) -> RowsByFrequency:
+        """Split the rows by how often they are looked up.
+
+        Parameters
+        ----------
+        frequent : int
+            Rows of the first part, the most popular ones; at most all [-].
+
+        Returns
+        -------
+        parts : RowsByFrequency
+            Both parts, and the share of the lookups that goes to the first.
+
+        Raises
+        ------
+        ValueError
+            For more frequent rows than there are.
+
+        Examples
+        --------
+        >>> round(Zipf(1000, 1.0).split(10).share, 3)
+        0.391
+        """
+        check_positive("frequent", frequent, integer=True, zero=True, maximum=self.rows)
+        if frequent == 0:
+            return RowsByFrequency(0.0, None, self)
+        if frequent == self.rows:
+            return RowsByFrequency(1.0, self, None)
+        return self._split(int(frequent))
+
+    def _split(self, frequent: int) -> RowsByFrequency:
+        """What `split` returns for some rows but not all; by default these are all alike."""
+        share = frequent / self.rows
+        return RowsByFrequency(share, Uniform(frequent), Uniform(self.rows - frequent))
 
 
 @dataclass(frozen=True)
@@ -179,6 +231,27 @@ class Zipf(Distribution):
             np.concatenate([np.ones(len(hitters)), rows[is_filled]]),
         )
 
+    def _split(self, frequent: int) -> RowsByFrequency:
+        """Both parts are Zipf laws: the first ranks, and the others with a shift of that many."""
+        hitters = self.heavy_hitters
+        share_of_law = max(1 - sum(hitters), 0.0)
+        others = self.rows - frequent
+        if frequent < len(hitters):
+            share = sum(hitters[:frequent])
+            rest = max(1 - share, 1e-300)
+            kept = tuple(min(hitter / rest, 1.0) for hitter in hitters[frequent:])
+            law_of_others = Zipf(others, self.exponent, self.shift + frequent, kept)
+        else:
+            ranks = np.array([[frequent], [self.rows]], dtype=float)
+            groups = _group_ranks(ranks, self.exponent, self.shift, len(hitters), _GROUPS)
+            of_frequent, of_all = groups.mass.sum(axis=1)
+            share = sum(hitters) + share_of_law * float(of_frequent / of_all)
+            law_of_others = Zipf(others, self.exponent, self.shift + frequent)
+        first = tuple(min(hitter / share, 1.0) for hitter in hitters[:frequent]) if share else ()
+        # the last of them has what the others leave
+        law = Zipf(frequent, self.exponent, self.shift, first[: frequent - 1])
+        return RowsByFrequency(min(share, 1.0), law, law_of_others)
+
 
 def _group_ranks(rows: Array, exponent: Values, shift: Values, skipped: int, n: int) -> RowGroups:
     """Groups of the ranks of power laws behind some that are skipped, one law after the other; some
@@ -266,6 +339,30 @@ class ReuseHistogram(Distribution):
         is_filled = rows > 0
         return RowGroups(mass[is_filled], rows[is_filled])
 
+    def _split(self, frequent: int) -> RowsByFrequency:
+        """The bins of the most accesses first; a bin at the border is divided. Rows that were seen
+        once, or never, are alike."""
+        counts, accesses = np.asarray(self.counts), self.accesses()
+        rows = counts.copy()
+        rows[0] += self.rows - counts.sum()
+        above = np.cumsum(rows[::-1])[::-1] - rows  # rows of more accesses than those of each bin
+        taken = np.clip(frequent - above, 0.0, rows)
+        part = np.divide(taken, rows, out=np.zeros_like(rows), where=rows > 0)
+        mass = counts * accesses
+        share = float((mass * part).sum() / mass.sum())
+        return RowsByFrequency(
+            share,
+            self._select(counts * part, share, frequent),
+            self._select(counts * (1 - part), 1 - share, self.rows - frequent),
+        )
+
+    def _select(self, counts: Array, share: float, rows: int) -> Distribution:
+        """The histogram of some of the rows, which have a share of the lookups."""
+        if not counts.sum() > 0 or not share > 0:
+            return Uniform(rows)
+        lookups = max(self.lookups * share, float(counts.sum()))
+        return ReuseHistogram(tuple(counts.tolist()), lookups, rows)
+
     def resize(self, rows: int) -> "ReuseHistogram":
         """A part of the rows has the same part of every bin and of the lookups."""
         return self if rows == self.rows else self._take(rows)
@@ -340,6 +437,18 @@ class Part(Distribution):
         """A part of a part is a part of the table."""
         return self.law.resize(rows)
 
+    def _split(self, frequent: int) -> RowsByFrequency:
+        """The table is split at the same share of its rows."""
+        of_table = round(frequent * (self.law.rows / self.rows))
+        of_table = min(max(of_table, frequent), self.law.rows - (self.rows - frequent))
+        parts = self.law.split(of_table)
+        popular, others = parts.frequent, parts.others
+        return RowsByFrequency(
+            parts.share,
+            None if popular is None else popular.resize(frequent),
+            None if others is None else others.resize(self.rows - frequent),
+        )
+
 
 @closed_form()
 def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> Array:
@@ -388,6 +497,36 @@ def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> A
     """
     check_type("distribution", distribution, Distribution)
     return distinct_rows([distribution], np.asarray(lookups, dtype=float)[..., None])[..., 0]
+
+
+@closed_form()
+def count_frequent_rows(distribution: Distribution, lookups: float, threshold: float) -> int:
+    """Rows that a batch looks up at least so often in the mean.
+
+    Parameters
+    ----------
+    distribution : Uniform, Zipf or ReuseHistogram
+        Which rows are looked up.
+    lookups : float
+        Lookups of the batch [-].
+    threshold : float
+        Fewest lookups of a frequent row [-].
+
+    Returns
+    -------
+    rows : int
+        Rows with a probability of at least threshold / lookups. Of a Zipf law within 0.5 %, as
+        neighbouring ranks are counted in groups [-].
+
+    Examples
+    --------
+    >>> count_frequent_rows(Zipf(1000, 1.0), 1000, 13)
+    10
+    """
+    check_type("distribution", distribution, Distribution)
+    probabilities, rows = distribution.buckets(_FINE)
+    is_frequent = probabilities * lookups >= threshold
+    return round(float(rows[is_frequent].sum()))
 
 
 @closed_form()

@@ -68,6 +68,52 @@ def state_bytes(
 
 
 @closed_form()
+def frequent_lookups(
+    nodes: Values, *, all_to_all: Values, all_reduce: Values, efficiency: Values = 1.0
+) -> Values:
+    r"""Lookups of a row in a batch from which on HugeCTR's hybrid embedding copies it to all ranks.
+
+    Parameters
+    ----------
+    nodes : int, array or expression
+        Nodes N, at least two [-].
+    all_to_all, all_reduce : float, array or expression
+        Bandwidths of the exchange of rows and of the reduction of gradients, which the user of
+        HugeCTR states [B/s].
+    efficiency : float, array or expression, optional
+        Its ``efficiency_bandwidth_ratio``, e [-].
+
+    Returns
+    -------
+    lookups : same kind as `nodes`
+        Fewest lookups of a frequent row, over all ranks [-].
+
+    Raises
+    ------
+    ValueError
+        For one node, between whose ranks HugeCTR reduces nothing.
+
+    Notes
+    -----
+    .. math:: c = e \, N \, \frac{N}{N - 1} \, \frac{b_\mathrm{exchange}}{b_\mathrm{reduce}}
+
+    where the row costs as much as a gradient that is reduced as by its lookups that are exchanged,
+    if bandwidths limit both [1]_.
+
+    References
+    ----------
+    .. [1] NVIDIA-Merlin/HugeCTR, src/embeddings/hybrid_embedding/calibration_data.cu,
+       ``calculate_threshold`` for ``IB_NVLink`` and ``IB_NVLink_Hier``
+
+    Examples
+    --------
+    >>> round(frequent_lookups(8, all_to_all=190e9, all_reduce=130e9), 2)
+    13.36
+    """
+    return efficiency * nodes * (nodes / (nodes - 1)) * (all_to_all / all_reduce)
+
+
+@closed_form()
 def row_traffic(dim: Values, itemsize: float = 4, granularity: float = 64) -> Values:
     """Bytes that move when one row is touched.
 

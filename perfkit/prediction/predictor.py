@@ -460,7 +460,10 @@ def collect_notes(
         advice += list_idle_tensor_cores(slowest, platform)
     if slowest.graph.tables:
         placements = plan.placements if plan and resolved.ranks > 1 else ()
-        copied_tables = sum(placement.traits.is_copied for placement in placements)
+        copied_tables = 0
+        for placement in placements:
+            if placement.traits.is_copied or placement.frequent:
+                copied_tables += 1
         advice += list_dense_tables(slowest.graph, copied_tables)
     device_time = timings.timeline.device_time
     host_is_assumed = any(overhead.kind == "assumed" for overhead in platform.host.values())

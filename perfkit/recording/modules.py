@@ -65,6 +65,7 @@ _BUILT = {
     "separate_exchange": False,
     "reduction": "buckets",
     "delay_weights": False,
+    "epilogues": False,
 }
 
 

@@ -121,6 +121,9 @@ def _check_placement(problem: Problem, number: int, placement: Placement) -> Non
     """Refuse the placement of a table that has no price on this platform."""
     kind, ranks, traits = placement.kind, placement.ranks, placement.traits
     shown = f"table {number} is {kind} on ranks {ranks}"
+    if traits.copies_frequent_rows:
+        known = ", ".join(problem.kinds)
+        raise ValueError(f"{shown}; perfkit.predict prices that alone; take one of {known}")
     if kind not in problem.kinds:
         name = problem.costs.platform.name
         raise ValueError(

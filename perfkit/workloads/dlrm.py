@@ -4,7 +4,7 @@ MLPs."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,9 @@ from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
 
 #: Most layers of an MLP, and most tables of a model [-]; so many tables take some ten seconds.
 MOST_LAYERS, MOST_TABLES = 10_000, 1_000_000
+
+#: Lookups of a sample in a part of a table that has none; a table has more than 0 [-].
+_FEWEST_LOOKUPS = 1e-12
 
 #: Sizes that may differ between workloads of one structure.
 _OPEN = ("batch",)
@@ -136,8 +139,9 @@ class DLRM:
     On several ranks a `Plan` places the tables. Whole tables and splits by columns are looked up
     for the whole batch; all_to_all exchanges the pooled rows and their gradients. Pooled rows of
     splits by rows are sums of parts: reduce_scatter adds them up, and all_gather returns the
-    gradients. Copies are looked up for the samples of the rank. The MLPs are data-parallel; their
-    gradients and those of copies are reduced.
+    gradients. Copies are looked up for the samples of the rank. Of hybrid tables frequent rows are
+    copied and the others exchanged, see `HybridTables`. The MLPs are data-parallel; their gradients
+    and those of copies are reduced.
 
     Parameters
     ----------
@@ -192,12 +196,18 @@ class DLRM:
     reduction : str
         ``buckets``: gradients are reduced in buckets as they arrive, those of each MLP and of copies
         apart (DistributedDataParallel). ``grouped``: all at once, in `dtype`, when the last one has
-        arrived, as HugeCTR does with ``grouped_all_reduce``. Without `overlap` it has no effect, nor
-        on MLPs that a plan shards.
+        arrived, as HugeCTR does with ``grouped_all_reduce``. They are written where they are reduced,
+        and updates read them there: only gradients of copies in a wider format are copied. Without
+        `overlap` it has no effect, nor on MLPs that a plan shards.
     delay_weights : bool
         Whether products of weight gradients run after those of all other gradients, while gradients
         of rows are exchanged, as HugeCTR's ``async_wgrad`` lets them. Not with `mixed`, nor with MLPs
         that a plan shards.
+    epilogues : bool
+        Whether the products of the MLPs also compute bias and rectifier, and backward their
+        gradients (epilogues of cuBLASLt), as HugeCTR's ``FusedInnerProduct`` does. Only the last
+        layer of an MLP has kernels of its own for these gradients. Not with `mixed`, nor with MLPs
+        that ranks share.
     table_dtype : str
         Data type of the tables, by default that of weights; pooled rows have the data type of
         activations.
@@ -237,6 +247,7 @@ class DLRM:
     separate_exchange: bool = False
     reduction: str = "buckets"
     delay_weights: bool = False
+    epilogues: bool = False
     family: str = field(default="dlrm", repr=False)
 
     def __init__(
@@ -263,6 +274,7 @@ class DLRM:
         separate_exchange: bool = False,
         reduction: str = "buckets",
         delay_weights: bool = False,
+        epilogues: bool = False,
         table_dtype: str = "",
     ) -> None:
         if preset is None:
@@ -287,9 +299,13 @@ class DLRM:
             overlap=overlap,
             separate_exchange=separate_exchange,
             delay_weights=delay_weights,
+            epilogues=epilogues,
         )
         if mixed and delay_weights:
             fault = "delay_weights is True and mixed, too, whose casts follow each weight gradient"
+            raise ValueError(f"{fault}; take dtype and table_dtype in place of mixed")
+        if mixed and epilogues:
+            fault = "epilogues is True and mixed, too, which casts between products"
             raise ValueError(f"{fault}; take dtype and table_dtype in place of mixed")
         check_type("table_dtype", table_dtype, str)
         if not table_dtype:
@@ -332,6 +348,7 @@ class DLRM:
             separate_exchange=separate_exchange,
             reduction=check_choice("reduction", reduction, _CHOICES["reduction"]),
             delay_weights=delay_weights,
+            epilogues=epilogues,
             family="dlrm",
         )
 
@@ -362,7 +379,7 @@ class DLRM:
         ------
         ValueError
             If the plan is for other ranks or tables, the batch does not divide by the ranks, or MLPs
-            whose weight gradients are delayed are sharded.
+            whose weight gradients are delayed, or whose products have epilogues, are sharded.
         """
         if plan is None:
             ranks = check_ranks(self.batch, ranks)
@@ -380,6 +397,11 @@ class DLRM:
                 "gradients of each layer as they are computed; take zero=0, or leave delay_weights out"
             )
         tp = plan.shared.get("tp", 1)
+        if self.epilogues and (tp > 1 or plan.shared.get("zero", 0) > 0):
+            raise ValueError(
+                f"epilogues is True and mlps is {plan.mlps}, by which ranks share MLPs; take tp=1 and "
+                "zero=0, or leave epilogues out"
+            )
         for width in (*self.bottom[:-1:2], *self.top[:-1:2]):
             if np.any(width % tp):
                 raise ValueError(
@@ -445,6 +467,36 @@ class SummedTables(NamedTuple):
     tables: tuple[EmbeddingTable, ...]
 
 
+class HybridTables(NamedTuple):
+    """What one rank stores of tables whose frequent rows are copied to all ranks, while the others
+    are spread over them.
+
+    A sample looks up one row of each of these tables. If it is frequent, the rank of the sample has
+    it. Else the rank that stores the row sends it, and gets its gradient back.
+
+    Parameters
+    ----------
+    frequent : tuple of EmbeddingTable
+        Copied rows of each table, which the rank looks up for its own samples.
+    frequent_columns : tuple of int
+        How many numbers these samples take of each of them: as many as all samples of the rank have
+        in so many columns [-].
+    others : tuple of EmbeddingTable
+        A share of the other rows of each table, which the rank looks up for the whole batch.
+    sent_columns : int
+        How many numbers the rank looks up in these for the samples of any rank: as many as all these
+        samples have in so many columns [-].
+    """
+
+    frequent: tuple[EmbeddingTable, ...]
+    frequent_columns: tuple[int, ...]
+    others: tuple[EmbeddingTable, ...]
+    sent_columns: int
+
+
+_NO_HYBRID = HybridTables((), (), (), 0)
+
+
 class LocalTables(NamedTuple):
     """What one rank stores of the tables, and what ranks exchange.
 
@@ -466,6 +518,8 @@ class LocalTables(NamedTuple):
         of the columns [-].
     groups : tuple of tuple of int
         Groups of ranks: all ranks, and then those that add up pooled rows among themselves.
+    hybrid : HybridTables
+        Parts of tables whose frequent rows are copied.
     """
 
     pooled_alone: tuple[EmbeddingTable, ...]
@@ -474,12 +528,18 @@ class LocalTables(NamedTuple):
     widths: tuple[int, ...]
     largest_width: float
     groups: tuple[tuple[int, ...], ...]
+    hybrid: HybridTables = _NO_HYBRID
 
     @property
     def of_whole_batch(self) -> tuple[EmbeddingTable, ...]:
         """All that the rank looks up for the whole batch."""
         parts = (table for summed in self.summed for table in summed.tables)
-        return (*self.pooled_alone, *parts)
+        return (*self.pooled_alone, *parts, *self.hybrid.others)
+
+    @property
+    def of_own_samples(self) -> tuple[EmbeddingTable, ...]:
+        """All that the rank looks up for its own samples."""
+        return (*self.copies, *self.hybrid.frequent)
 
     def with_tables(self, tables: Sequence[EmbeddingTable]) -> "LocalTables":
         """The same places with other tables in place of `of_whole_batch`, in its order."""
@@ -489,7 +549,14 @@ class LocalTables(NamedTuple):
             SummedTables(one.group, tuple(islice(remaining, len(one.tables))))
             for one in self.summed
         )
-        return self._replace(pooled_alone=pooled_alone, summed=summed)
+        hybrid = self.hybrid._replace(others=tuple(remaining))
+        return self._replace(pooled_alone=pooled_alone, summed=summed, hybrid=hybrid)
+
+    def with_copies(self, tables: Sequence[EmbeddingTable]) -> "LocalTables":
+        """The same places with other tables in place of `of_own_samples`, in its order."""
+        copies, frequent = tables[: len(self.copies)], tables[len(self.copies) :]
+        hybrid = self.hybrid._replace(frequent=tuple(frequent))
+        return self._replace(copies=tuple(copies), hybrid=hybrid)
 
 
 def _is_summed(placement: Placement) -> bool:
@@ -507,8 +574,11 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
     copies: list[list[EmbeddingTable]] = [[] for _ in everyone]
     widths = [0] * plan.ranks
     summed_columns = [0] * len(groups)
+    hybrid = _HybridList(plan.ranks)
     for number, (placement, table) in enumerate(zip(plan.placements, tables, strict=True)):
-        if placement.traits.is_copied:
+        if placement.traits.copies_frequent_rows:
+            hybrid.add(placement, table, number)
+        elif placement.traits.is_copied:
             for shard in placement.cut(table, number):
                 copies[shard.rank].append(table)
         elif _is_summed(placement):
@@ -524,6 +594,10 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
                 part = table if is_whole else replace(table, dim=shard.columns)
                 alone[shard.rank].append(part)
     largest_width = _find_largest_width(widths, summed_columns, groups)
+    largest_width += hybrid.sent_columns / plan.ranks
+    hybrid_parts = hybrid.finish()
+    for rank, of_rank in enumerate(hybrid_parts):
+        widths[rank] += of_rank.sent_columns
     shared_widths = _add_shares_of_sums(widths, summed_columns, groups)
     return tuple(
         LocalTables(
@@ -536,9 +610,92 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
             widths=shared_widths,
             largest_width=largest_width,
             groups=groups,
+            hybrid=hybrid_parts[rank],
         )
         for rank in everyone
     )
+
+
+class _HybridList:
+    """Hybrid tables, as they are listed.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks [-].
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.frequent: list[EmbeddingTable] = []
+        self.others: list[list[EmbeddingTable]] = [[] for _ in range(ranks)]
+        # columns of all tables, and of those what is frequent and what ranks send; these are shares
+        # of columns [-]
+        self.columns = 0
+        self.frequent_columns: list[float] = []
+        self.sent_columns = 0.0
+
+    def add(self, placement: Placement, table: EmbeddingTable, number: int) -> None:
+        """Add a table."""
+        copied = placement.frequent or 0
+        name = table.name or f"table {number}"
+        sizes = {"rows": table.rows, "dim": table.dim, "pooling": table.pooling}
+        for size, value in sizes.items():
+            if not isinstance(value, int | float):
+                raise ValueError(
+                    f"{size} of {name!r} is {show(value)}; a hybrid placement takes one number; "
+                    "predict configurations one by one"
+                )
+        if table.pooling != 1:
+            raise ValueError(
+                f"{name!r} has pooling {table.pooling:g}; a hybrid placement is for tables of which a "
+                "sample looks up one row, as in HugeCTR; place it in another way"
+            )
+        shards = placement.cut(table, number)
+        parts = table.distribution.split(copied)
+        self.columns += table.dim
+        if copied > 0:
+            self.frequent.append(
+                replace(table, rows=copied, pooling=parts.share, law=parts.frequent)
+            )
+            self.frequent_columns.append(table.dim * parts.share)
+        infrequent = table.rows - copied
+        if infrequent == 0:
+            return
+        self.sent_columns += table.dim * (1 - parts.share)
+        known: dict[int, EmbeddingTable] = {}  # parts of the same size are one
+        for shard in shards:
+            if shard.first_row < copied:
+                continue
+            if shard.rows not in known:
+                pooling = (1 - parts.share) * shard.rows / infrequent
+                known[shard.rows] = replace(
+                    table,
+                    rows=shard.rows,
+                    pooling=max(pooling, _FEWEST_LOOKUPS),
+                    law=parts.others,
+                )
+            self.others[shard.rank].append(known[shard.rows])
+
+    def finish(self) -> list[HybridTables]:
+        """What each rank stores; columns are whole ones."""
+        ends = [round(end) for end in accumulate(self.frequent_columns, initial=0.0)]
+        frequent_columns = tuple(int(width) for width in np.diff(ends))
+        sent = 0
+        if any(self.others):  # what is not frequent, so that both together are all columns
+            sent = max(self.columns - ends[-1], 1)
+        share, rest = divmod(sent, self.ranks)
+        parts = []
+        for rank in range(self.ranks):
+            parts.append(
+                HybridTables(
+                    tuple(self.frequent),
+                    frequent_columns,
+                    tuple(self.others[rank]),
+                    share + 1 if rank < rest else share,
+                )
+            )
+        return parts
 
 
 def _cut_rows(
@@ -643,13 +800,13 @@ def _record_alike(
         return [_record_rank(model, plan, alike[0], accelerator)]
     stand_ins = StandIns()
     opened = [stand_ins.open_table(table) for table in alike[0].of_whole_batch]
-    copies = tuple(stand_ins.open_symbolic(table) for table in alike[0].copies)
-    local = alike[0].with_tables(opened)._replace(copies=copies)
+    copies = [stand_ins.open_symbolic(table) for table in alike[0].of_own_samples]
+    local = alike[0].with_tables(opened).with_copies(copies)
     recorded = _record_rank(stand_ins.open_symbolic(model), plan, local, accelerator)
     graphs = []
     for of_rank in alike:
         values = stand_ins.find_values(opened, of_rank.of_whole_batch)
-        tables = (*of_rank.of_whole_batch, *of_rank.copies)
+        tables = (*of_rank.of_whole_batch, *of_rank.of_own_samples)
         graphs.append(recorded.replace_sizes(values, tables))
     return graphs
 
@@ -659,9 +816,9 @@ def _describe_sizes(local: LocalTables) -> tuple[Any, ...]:
     groups = [(summed.group, len(summed.tables)) for summed in local.summed]
     sizes = [
         (table.rows, table.dim, table.pooling, table.exponent, table.law)
-        for table in (*local.of_whole_batch, *local.copies)
+        for table in (*local.of_whole_batch, *local.of_own_samples)
     ]
-    return (len(local.pooled_alone), *groups, *sizes)
+    return (len(local.pooled_alone), *groups, _describe_hybrid(local), *sizes)
 
 
 def _describe_operations(local: LocalTables) -> tuple[Any, ...]:
@@ -669,7 +826,19 @@ def _describe_operations(local: LocalTables) -> tuple[Any, ...]:
     up for the whole batch. Gradients of copies are reduced in buckets, which depend on their rows."""
     groups = [(summed.group, len(summed.tables)) for summed in local.summed]
     widths = [(table.dim, table.itemsize) for table in local.of_whole_batch]
-    return (len(local.pooled_alone), *groups, *widths, local.copies)
+    return (
+        len(local.pooled_alone),
+        *groups,
+        _describe_hybrid(local),
+        *widths,
+        local.of_own_samples,
+    )
+
+
+def _describe_hybrid(local: LocalTables) -> tuple[Any, ...]:
+    """How many parts of hybrid tables a rank has, and their columns."""
+    hybrid = local.hybrid
+    return (len(hybrid.others), hybrid.frequent_columns, hybrid.sent_columns)
 
 
 def record_layers(
@@ -689,7 +858,7 @@ def record_layers(
     # rows are exchanged while the bottom MLP works
     receive = _look_up(tape, model, local, exchange_group) if tape.overlap else []
     tape.module = "bottom"
-    dense = layers.mlp(tape, inputs, model.bottom, shared, last_relu=True)
+    dense = _record_mlp(tape, inputs, model, model.bottom, shared, last_relu=True)
     receive = receive or _look_up(tape, model, local, exchange_group)
     tape.module = "interaction"
     vectors = layers.cat(tape, [dense, *(part for wait in receive for part in wait())])
@@ -699,7 +868,22 @@ def record_layers(
         vectors = vectors.view(inputs.shape[0], len(model.tables) + 1, model.tables[0].dim)
         joined = layers.dot(tape, vectors, dense)
     tape.module = "top"
-    return layers.mlp(tape, joined, model.top, shared, last_relu=False)
+    return _record_mlp(tape, joined, model, model.top, shared, last_relu=False)
+
+
+def _record_mlp(
+    tape: Tape,
+    x: Tensor,
+    model: DLRM,
+    widths: Sequence[int],
+    shared: layers.MLPParallelism,
+    *,
+    last_relu: bool,
+) -> Tensor:
+    """Record an MLP, whose products may have epilogues."""
+    if model.epilogues:
+        return layers.mlp_with_epilogues(tape, x, widths, last_relu=last_relu)
+    return layers.mlp(tape, x, widths, shared, last_relu=last_relu)
 
 
 def order_weights(tape: Tape) -> None:
@@ -732,7 +916,9 @@ def _look_up(
     tape.module = "embeddings"
     ranks = len(local.widths)
     batch = model.batch // ranks
-    looked_up = layers.embedding_bags(tape, model, local.of_whole_batch, model.batch)
+    looked_up = layers.embedding_bags(
+        tape, model, local.of_whole_batch, model.batch, unpooled=len(local.hybrid.others)
+    )
     pooled = looked_up[: len(local.pooled_alone)]
     remaining = iter(looked_up[len(local.pooled_alone) :])
     receive: list[Callable[[], list[Tensor]]] = []
@@ -755,6 +941,10 @@ def _look_up(
             for sums in wait():
                 columns = -(-sums.shape[1] // members)  # whole ones, as in `LocalTables.widths`
                 pooled.append(sums.view(model.batch, columns))
+    rows = [*remaining]  # of hybrid tables
+    if rows:
+        joined = layers.cat(tape, [row.view(1, row.numel) for row in rows])
+        pooled.append(joined.view(model.batch, local.hybrid.sent_columns))
     if ranks == 1:
         receive.append(lambda: looked_up)
     elif any(local.widths):
@@ -764,7 +954,12 @@ def _look_up(
         receive.insert(
             0, layers.exchange(tape, send, batch, local.widths, nbytes, group=exchange_group)
         )
-    if local.copies:
-        copies = layers.embedding_bags(tape, model, local.copies, batch, copied=True)
+    if local.of_own_samples:
+        columns_of_rows = local.hybrid.frequent_columns
+        copies = layers.embedding_bags(
+            tape, model, local.of_own_samples, batch, copied=True, unpooled=len(columns_of_rows)
+        )
+        for position, width in enumerate(columns_of_rows, len(local.copies)):
+            copies[position] = copies[position].view(batch, width)
         receive.append(lambda: copies)
     return receive

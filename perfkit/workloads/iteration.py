@@ -464,14 +464,16 @@ def _reduce(
     """Reduce gradients in buckets as DistributedDataParallel does; each module has its own buckets,
     or a single one if they are `grouped`.
 
-    A full bucket is reduced during the backward pass. The first copy back from it waits for that.
-    Buckets are filled in the order in which gradients are computed, as PyTorch does from the second
+    A full bucket is reduced during the backward pass. The first copy back from it waits for that, or
+    the update if they are `grouped`, which nothing copies. Buckets are filled in the order in which gradients are computed, as PyTorch does from the second
     iteration on. `noted` are the waits so far; all waits are returned with the operations.
     """
     features = rows.features
     pieces = np.flatnonzero([bucket is not None for bucket in rows.buckets])
     end = [label.phase for label in rows.labels].index("update")
     copies = np.arange(end - len(pieces), end)
+    if grouped:
+        copies = np.full(len(pieces), end)
     waits = [*noted]
     # the operation of which each one becomes a part
     into = np.arange(len(rows.labels))

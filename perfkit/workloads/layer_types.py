@@ -63,6 +63,79 @@ class Linear(Layer):
         tape.pass_on(self.weight, dw)
 
 
+class LinearWithEpilogues(Layer):
+    """Layer of an MLP whose products compute bias, rectifier and their gradients, too: `addmm`.
+
+    Backward: a `mm` each for the gradients of the operand and of the weight. That of the operand
+    also computes what follows from it in the layer below, by the epilogue ``DRELU_BGRAD`` of
+    cuBLASLt: the gradient of its rectifier, and the sums that are the gradient of its bias. The last
+    layer of an MLP has no product above it: `threshold_backward` and `sum` are kernels of their own.
+    The mask of a rectifier, a bit a number, is not counted.
+
+    Parameters
+    ----------
+    below : LinearWithEpilogues, optional
+        The layer whose result is the operand; None for the first layer of an MLP.
+    has_relu : bool
+        Whether a rectifier follows the product.
+    is_last : bool
+        Whether it is the last layer of its MLP.
+    """
+
+    backward_views = 1  # the weight, transposed
+
+    def __init__(
+        self, below: "LinearWithEpilogues | None", *, has_relu: bool, is_last: bool
+    ) -> None:
+        self.below, self.has_relu, self.is_last = below, has_relu, is_last
+
+    def forward(self, tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Append `addmm`."""
+        self.x, self.weight, self.bias = x, weight, bias
+        self.y = tape.tensor(*x.shape[:-1], weight.shape[0], itemsize=x.itemsize)
+        tape.product("addmm", NT, x, weight, self.y, bias=bias)
+        return self.y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append the products of the gradients, behind the kernels of the last layer."""
+        if self.is_last:
+            dy = self._leave_last_layer(tape, dy)
+        dw = tape.like(self.weight)
+        self._return_operand(tape, dy)
+        if tape.delays_weights:
+            tape.delay(partial(self._compute_weight, tape, dy, dw))
+            return
+        self._compute_weight(tape, dy, dw)
+
+    def _leave_last_layer(self, tape: Tape, dy: Tensor) -> Tensor:
+        """Append the kernels for the gradients of rectifier and bias; returns that of the
+        product."""
+        if self.has_relu:
+            behind, dy = dy, tape.like(self.y)
+            tape.elementwise("threshold_backward", [behind, self.y], [dy])
+        tape.pass_through(self.bias, dy)
+        return dy
+
+    def _return_operand(self, tape: Tape, dy: Tensor) -> None:
+        """Append the gradient of the operand, and with it that of the bias of the layer below."""
+        if not self.x.needs_gradient:
+            return
+        dx = tape.like(self.x)
+        if self.below is None:
+            tape.product("mm", NN, dy, self.weight, dx)
+        else:
+            bias = self.below.bias
+            db = tape.like(bias)
+            tape.product("mm", NN, dy, self.weight, dx, column_sums=db)
+            tape.pass_on(bias, db)
+        tape.pass_on(self.x, dx)
+
+    def _compute_weight(self, tape: Tape, dy: Tensor, dw: Tensor) -> None:
+        """Append the gradient of the weight."""
+        tape.product("mm", TN, dy, self.x, dw)
+        tape.pass_on(self.weight, dw)
+
+
 class LinearWithoutBias(Layer):
     """Product with a weight (outputs × inputs): `mm`.
 

@@ -28,6 +28,7 @@ from perfkit.workloads.layer_types import (
     LayerNorm,
     Linear,
     LinearFp8,
+    LinearWithEpilogues,
     LinearWithoutBias,
     Multiply,
     NegativeLogLikelihood,
@@ -44,7 +45,7 @@ from perfkit.workloads.layer_types import (
 from perfkit.workloads.operations import NT, Tensor, Weight
 from perfkit.workloads.sizes import round_size
 from perfkit.workloads.symbolic_sizes import SymbolicSize
-from perfkit.workloads.tables import EmbeddingTable, list_laws
+from perfkit.workloads.tables import EmbeddingTable, list_laws, take_part
 from perfkit.workloads.tape import Calls, Tape, contiguous
 
 
@@ -132,6 +133,19 @@ def mlp(
         if last_relu or not is_last:
             x = tape.apply(Relu(), x)
     tape.layer = None
+    return x
+
+
+def mlp_with_epilogues(tape: Tape, x: Tensor, widths: Sequence[int], *, last_relu: bool) -> Tensor:
+    """As `mlp` on ranks that do not share it, but products compute bias, rectifier and their
+    gradients, see `LinearWithEpilogues`."""
+    below = None
+    for index, width in enumerate(widths):
+        is_last = index + 1 == len(widths)
+        weight, bias = tape.parameter(width, x.shape[-1]), tape.parameter(width)
+        layer = LinearWithEpilogues(below, has_relu=last_relu or not is_last, is_last=is_last)
+        x = tape.apply(layer, x, weight, bias)
+        below = layer
     return x
 
 
@@ -293,7 +307,13 @@ def look_up(tape: Tape, weight: Tensor, indices: int, *leading: int) -> Tensor:
 
 
 def embedding_bags(
-    tape: Tape, model: Any, tables: Sequence[EmbeddingTable], bags: Any, *, copied: bool = False
+    tape: Tape,
+    model: Any,
+    tables: Sequence[EmbeddingTable],
+    bags: Any,
+    *,
+    copied: bool = False,
+    unpooled: int = 0,
 ) -> list[Tensor]:
     """Sum-pooled lookups of tables, one bag for each sample.
 
@@ -301,10 +321,11 @@ def embedding_bags(
     per lookup or is as large as the table. Otherwise one kernel looks up all tables. Its backward
     pass updates a row for each of its lookups (``fused``), or sorts the lookups and updates each
     distinct row once (``exact``). Tables that are `copied` to all ranks have gradients as large as
-    themselves, which are averaged.
+    themselves, which are averaged. Of the last `unpooled` tables each row that is looked up is a
+    result of its own.
     """
     lookups = []
-    for table in tables:
+    for position, table in enumerate(tables):
         weight = tape.parameter(table.rows, table.dim, itemsize=table.itemsize)
         weight.table = table
         if not copied:
@@ -313,7 +334,9 @@ def embedding_bags(
             weight.table_number = len(tape.tables)
             tape.tables.append(table)
         count = round_size(bags * table.pooling)
-        lookups.append(TableLookup(tape, weight, weight.table_number, count, bags))
+        is_pooled = position < len(tables) - unpooled
+        results = bags if is_pooled else count
+        lookups.append(TableLookup(tape, weight, weight.table_number, count, results))
     if model.embedding == "separate":
         sparse = model.sparse and not copied
         return [
@@ -325,7 +348,13 @@ def embedding_bags(
         return FusedEmbeddings(lookups).apply(tape)
     if model.embedding == "fused":
         return FusedEmbeddingUpdates(lookups).apply(tape)
-    row_bytes = [_find_exact_traffic(table, bags, model.optimizer) for table in tables]
+    row_bytes = []
+    for position, table in enumerate(tables):
+        if position < len(tables) - unpooled:
+            row_bytes.append(_find_exact_traffic(table, bags, model.optimizer))
+        else:
+            alone = take_part(table, pooling=1.0)
+            row_bytes.append(_find_exact_traffic(alone, lookups[position].bags, model.optimizer))
     return ExactEmbeddingUpdates(lookups, row_bytes).apply(tape)
 
 

@@ -27,7 +27,6 @@ from perfkit.ground.units import (
 )
 from perfkit.workloads.placement_kinds import (
     KIND_OF_NAME,
-    KINDS,
     PLACEMENT_KINDS,
     WHOLE,
     PlacementKind,
@@ -76,29 +75,43 @@ class Placement:
     Parameters
     ----------
     kind : str
-        One of `perfkit.workloads.placement_kinds.KINDS`.
+        A key of `perfkit.workloads.placement_kinds.KIND_OF_NAME`.
     ranks : tuple of int
         Rank of each shard, in the order of rows or columns.
     columns : tuple of int, optional
         Columns of each shard of a table that is split by columns; equal by default [-].
+    frequent : int, optional
+        Of a ``hybrid`` table alone, and needed there: so many of the most popular rows are copied to
+        all ranks. `perfkit.models.distributions.count_frequent_rows` says how many rows a batch
+        looks up often [-].
 
     Raises
     ------
     ValueError
-        For an unknown kind, no rank, the same rank twice, and columns that do not fit.
+        For an unknown kind, no rank, the same rank twice, columns that do not fit, and frequent rows
+        that are missing or belong to another kind.
 
     Examples
     --------
     >>> Placement("column_wise", (0, 3), columns=(64, 64))
     Placement(kind='column_wise', ranks=(0, 3), columns=(64, 64))
+    >>> Placement("hybrid", (0, 1), frequent=100)
+    Placement(kind='hybrid', ranks=(0, 1), columns=(), frequent=100)
     """
 
     kind: str
     ranks: tuple[int, ...]
     columns: tuple[int, ...] = ()
+    frequent: int | None = None
+
+    def __repr__(self) -> str:
+        fields = f"kind={self.kind!r}, ranks={self.ranks!r}, columns={self.columns!r}"
+        if self.frequent is not None:
+            fields += f", frequent={self.frequent!r}"
+        return f"Placement({fields})"
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, KINDS)
+        check_choice("kind", self.kind, KIND_OF_NAME)
         places = {name: f"{name} of a {self.kind} placement" for name in ("ranks", "columns")}
         for name, place in places.items():
             check_type(place, getattr(self, name), Sequence)
@@ -125,6 +138,27 @@ class Placement:
             )
         for width in self.columns:
             check_positive("columns of a shard", width, integer=True)
+        self._check_frequent_rows()
+
+    def _check_frequent_rows(self) -> None:
+        """Refuse frequent rows that are missing, or belong to another kind."""
+        if not self.traits.copies_frequent_rows:
+            if self.frequent is not None:
+                fault = f"frequent is {show(self.frequent)} with a {self.kind} placement"
+                raise ValueError(f"{fault}; give it to hybrid placements alone, or leave it out")
+            return
+        if self.frequent is None:
+            raise ValueError(
+                f"frequent is missing of a {self.kind} placement; give the number of rows that are "
+                "copied to all ranks"
+            )
+        rows = check_positive("frequent", self.frequent, integer=True, zero=True)
+        set_fields(self, frequent=int(rows))
+        if len(self.ranks) < 2:
+            raise ValueError(
+                f"a {self.kind} table is on {len(self.ranks)} rank; frequent rows are copied to at "
+                "least two; choose table_wise"
+            )
 
     @property
     def traits(self) -> PlacementKind:
@@ -163,7 +197,9 @@ class Placement:
         """Cut a table into the shards of this placement, in the order of `ranks`.
 
         Rows are cut into blocks of the same height, rounded up; the last blocks can be lower or
-        empty. A table with fewer rows than shards, or other columns than the shards together,
+        empty. Of a hybrid table each rank has the frequent rows, which come first, and then a block
+        of the others, whose heights differ by at most one row; empty ones are left out. A table with
+        fewer rows than shards, fewer than are frequent, or other columns than the shards together,
         raises a ValueError.
 
         Parameters
@@ -190,6 +226,8 @@ class Placement:
             return [
                 Shard(number, rank, 0, table.rows, start, width) for rank, start, width in parts
             ]
+        if self.frequent is not None:
+            return self._cut_hybrid(table, number, self.frequent)
         if not self.traits.splits_rows:
             return [Shard(number, rank, 0, table.rows, 0, table.dim) for rank in self.ranks]
         if table.rows < n:
@@ -200,6 +238,26 @@ class Placement:
         tops = [min(i * block, table.rows) for i in range(n + 1)]
         parts = zip(self.ranks, tops, np.diff(tops).tolist(), strict=False)
         return [Shard(number, rank, top, height, 0, table.dim) for rank, top, height in parts]
+
+    def _cut_hybrid(self, table: EmbeddingTable, number: int, frequent: int) -> list[Shard]:
+        """Frequent rows on every rank, and blocks of the others."""
+        if table.rows < frequent:
+            name = table.name or f"table {number}"
+            raise ValueError(
+                f"{name!r} has {table.rows} rows; its hybrid placement copies {frequent}; give at most "
+                "all rows"
+            )
+        height, rest = divmod(table.rows - frequent, len(self.ranks))
+        shards = []
+        top = frequent
+        for position, rank in enumerate(self.ranks):
+            if frequent > 0:
+                shards.append(Shard(number, rank, 0, frequent, 0, table.dim))
+            rows = height + 1 if position < rest else height
+            if rows > 0:
+                shards.append(Shard(number, rank, top, rows, 0, table.dim))
+            top += rows
+        return shards
 
 
 def _read_rank(owner: Any) -> int | None:
@@ -369,16 +427,18 @@ class Plan:
         Returns
         -------
         text : str
-            ``format``, ``ranks`` and ``tables`` with ``name``, ``kind``, ``ranks`` and ``columns``
-            [-].
+            ``format``, ``ranks`` and ``tables`` with ``name``, ``kind``, ``ranks``, ``columns`` and
+            ``frequent`` [-].
         """
         names = self.names or [f"table {i}" for i in range(len(self.owners))]
         entries = []
         for name, placement in zip(names, self.placements, strict=True):
             entry: dict[str, Any] = {"name": name, "kind": placement.kind, "ranks": placement.ranks}
-            entries.append(
-                json.dumps(entry | ({"columns": placement.columns} if placement.columns else {}))
-            )
+            if placement.columns:
+                entry["columns"] = placement.columns
+            if placement.frequent is not None:
+                entry["frequent"] = placement.frequent
+            entries.append(json.dumps(entry))
         shared = f'"mlps": {json.dumps(self.shared)}, ' if self.shared else ""
         head = f'{{"format": {_FORMAT}, "ranks": {self.ranks}, {shared}"tables": [\n'
         return head + ",\n".join(entries) + "\n]}\n"
@@ -416,7 +476,11 @@ class Plan:
             file = convert(data, PlanFile)
             known: dict[_Entry, Placement] = {}  # tables that lie alike share a placement
             owners = tuple(
-                _place(_Entry(entry.kind, entry.ranks, entry.columns), f"tables[{i}]", known)
+                _place(
+                    _Entry(entry.kind, entry.ranks, entry.columns, entry.frequent),
+                    f"tables[{i}]",
+                    known,
+                )
                 for i, entry in enumerate(file.tables)
             )
             names = tuple(entry.name for entry in file.tables)
@@ -469,6 +533,11 @@ class Plan:
             Module to table to ``sharding_type``, ``compute_kernel``, ``ranks`` and ``shards``: a
             list of ``rank``, ``offsets`` and ``sizes`` (rows, columns).
 
+        Raises
+        ------
+        ValueError
+            For a kind that TorchRec does not have.
+
         Examples
         --------
         >>> plan = Plan(2, (Placement("row_wise", (0, 1)),)).to_torchrec([EmbeddingTable(10, 16)])
@@ -477,6 +546,10 @@ class Plan:
         """
         tables = list_tables("tables", tables)
         check_type("module", module, str)
+        for number, placement in enumerate(self.placements):
+            if placement.traits.torchrec_name is None:
+                fault = f"table {number} is {placement.kind}, which TorchRec does not have"
+                raise ValueError(f"{fault}; place it in another way, or save the plan as JSON")
         shards: list[list[dict[str, Any]]] = [[] for _ in self.owners]
         for s in self.cut(tables):
             box = {
@@ -546,13 +619,14 @@ class _Entry(NamedTuple):
     kind: str
     ranks: tuple[int, ...]
     columns: tuple[int, ...] = ()
+    frequent: int | None = None
 
 
 def _place(entry: _Entry, place: str, known: dict[_Entry, Placement]) -> Placement:
     """The placement of an entry, one of those that are known if it is the same."""
     if entry not in known:
         with reading(place, "compare with Plan.to_json"):
-            known[entry] = Placement(entry.kind, entry.ranks, entry.columns)
+            known[entry] = Placement(entry.kind, entry.ranks, entry.columns, entry.frequent)
     return known[entry]
 
 
@@ -639,7 +713,7 @@ def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> 
 def _read_kind(place: str, entry: Mapping[str, Any]) -> PlacementKind:
     """The kind that a table of a plan of TorchRec names."""
     name = coerce(f"{place}.sharding_type", entry.get("sharding_type"), str)
-    kinds = {kind.torchrec_name: kind for kind in PLACEMENT_KINDS}
+    kinds = {kind.torchrec_name: kind for kind in PLACEMENT_KINDS if kind.torchrec_name}
     check_choice(f"{place}: sharding_type", name, kinds)
     return kinds[name]
 

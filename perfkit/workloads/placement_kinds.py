@@ -32,23 +32,26 @@ class PlacementKind:
     ----------
     name : str
         The name in plans, results and arguments. It is TorchRec's where TorchRec has the kind.
-    torchrec_name : str
+    torchrec_name : str or None
         The ``sharding_type`` in plans of TorchRec. Where it is another word than `name`, plans are
-        translated; nothing else has to know of it.
+        translated; nothing else has to know of it. None if TorchRec has no such kind.
     reach : Reach
         Which ranks have a shard.
     splits_columns, splits_rows : bool
         What the shards are parts of.
     reduction : Reduction, optional
         What ranks add up together; None if pooled rows are only exchanged.
+    copies_frequent_rows : bool
+        Whether each rank has a copy of the most popular rows, and a part of the others.
     """
 
     name: str
-    torchrec_name: str
+    torchrec_name: str | None
     reach: Reach
     splits_columns: bool = False
     splits_rows: bool = False
     reduction: Reduction | None = None
+    copies_frequent_rows: bool = False
 
     def __post_init__(self) -> None:
         if self.splits_columns and self.splits_rows:
@@ -80,10 +83,10 @@ class PlacementKind:
     @property
     def is_copied(self) -> bool:
         """Whether each of its ranks has all of the table, and looks up its own samples."""
-        return self.reduction is Reduction.GRADIENTS
+        return self.reduction is Reduction.GRADIENTS and not self.copies_frequent_rows
 
 
-#: All kinds of placement. Where two are equally good, searches take the first one.
+#: Kinds of placement that searches try. Where two are equally good, they take the first one.
 PLACEMENT_KINDS = (
     PlacementKind("table_wise", "table_wise", Reach.ONE_RANK),
     PlacementKind("column_wise", "column_wise", Reach.SOME_RANKS, splits_columns=True),
@@ -113,7 +116,16 @@ PLACEMENT_KINDS = (
 )
 #: Their names.
 KINDS = tuple(kind.name for kind in PLACEMENT_KINDS)
-#: The kinds by name.
-KIND_OF_NAME = {kind.name: kind for kind in PLACEMENT_KINDS}
+#: HugeCTR's ``HybridSparseEmbedding``: frequent rows are copied to all ranks, the others are spread
+#: over them. Predictions take it; searches, and prices of plans, do not.
+HYBRID = PlacementKind(
+    "hybrid",
+    None,
+    Reach.EVERY_RANK,
+    reduction=Reduction.GRADIENTS,
+    copies_frequent_rows=True,
+)
+#: All kinds by name.
+KIND_OF_NAME = {kind.name: kind for kind in (*PLACEMENT_KINDS, HYBRID)}
 #: The kind of a table that is whole on one rank.
 WHOLE = KIND_OF_NAME["table_wise"]

@@ -9,6 +9,7 @@ class EntryTable(Table):
     kind: str
     ranks: tuple[int, ...]
     columns: tuple[int, ...] = ()
+    frequent: int | None = None
     name: str = ""
 
 

@@ -454,6 +454,7 @@ class Tape:
         *,
         bias: Tensor | None = None,
         adds: bool = False,
+        column_sums: Tensor | None = None,
     ) -> None:
         """Append a product of matrices; all dimensions of `left` but the last are its rows.
 
@@ -469,6 +470,8 @@ class Tape:
             What is added to each row.
         adds : bool, optional
             Whether it is added to what the result holds.
+        column_sums : Tensor, optional
+            Sums of the columns of the result, which the kernel writes too.
         """
         *leading, columns = left.shape
         rows = prod(leading)
@@ -477,11 +480,12 @@ class Tape:
         reads = [left, right] if bias is None else [bias, left, right]
         if adds:
             reads.append(result)
+        writes = [result] if column_sums is None else [result, column_sums]
         sizes = OperationSizes.of_product(m, n, k)
         variant = layout.name
         if name in FP8_PRODUCTS:
             variant = name_product(self.fp8_recipe, variant)
-        self.emit(name, "gemm", reads, [result], sizes, variant=variant)
+        self.emit(name, "gemm", reads, writes, sizes, variant=variant)
 
     def batched_product(
         self,
@@ -725,6 +729,8 @@ class Tape:
         if self.calls is Calls.NEXT:  # a call without a kernel
             self.bare += 1
         self.calls = Calls.EACH
+        if self.grouped:
+            self._narrow_gradients()
         for weight in self.complete:
             self.keep(weight)
         self.complete.clear()
@@ -740,11 +746,30 @@ class Tape:
         if weight.bucket is None:
             return
         gradient = self.find_gradient(weight)
-        part = fill_bucket(self, gradient)
+        part = gradient if self.grouped else fill_bucket(self, gradient)
         group = weight.group or 0
         reduction = self.collective("all_reduce", [part], [part], nbytes=part.nbytes, group=group)
         self.operations[reduction].bucket = weight.bucket
-        self.pieces.append(Piece(weight.bucket, gradient, part, weight.layer))
+        if not self.grouped:
+            self.pieces.append(Piece(weight.bucket, gradient, part, weight.layer))
+
+    def _narrow_gradients(self) -> None:
+        """Copy the gradients that the running node has computed and that are reduced all at once to
+        the format of products, in one kernel; updates read the copies."""
+        wide = []
+        for weight in self.complete:
+            if weight.bucket is not None and self.find_gradient(weight).itemsize > self.itemsize:
+                wide.append(weight)
+        if not wide:
+            return
+        gradients = [self.find_gradient(weight) for weight in wide]
+        narrow = [self.tensor(*weight.shape) for weight in wide]
+        sizes = OperationSizes(elements=sum(gradient.numel for gradient in gradients))
+        self.emit(
+            "mul", "elementwise", gradients, narrow, sizes, variant="mul_scalar", is_call=False
+        )
+        for weight, gradient in zip(wide, narrow, strict=True):
+            weight.gradient = gradient
 
     def start_micro_batch(self) -> None:
         """Go on with the next micro-batch: gradients become sums of earlier ones, and weights are

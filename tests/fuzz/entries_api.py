@@ -101,6 +101,7 @@ DLRM = {
     "separate_exchange": True,
     "reduction": ("buckets", "grouped"),
     "delay_weights": MOSTLY_FALSE,
+    "epilogues": MOSTLY_FALSE,
     "table_dtype": ("fp32", "bf16"),
 }
 TRANSFORMER = {
@@ -155,7 +156,11 @@ bert = Call(pk.Transformer.bert, {"preset": "bert-base"} | LAYERS, TRANSFORMER)
 gpt2 = Call(pk.Transformer.gpt2, {"preset": "gpt2"} | LAYERS, TRANSFORMER)
 table = Call(pk.EmbeddingTable, {"rows": SIZES, "dim": SIZES}, TABLE)
 SPREAD = {"ranks": ((0,), (0, 1), (1, 0, 2, 3), [0, 1]), "columns": ((), (), (8, 8), (2, 2))}
-placement = Call(pk.Placement, {"kind": tuple(KINDS)} | SPREAD)
+placement = Call(
+    pk.Placement,
+    {"kind": (*KINDS, "hybrid")} | SPREAD,
+    {"frequent": (None, 0, 5, 10**9)},
+)
 PLACED = (0, 1, pk.Placement("data_parallel", (0, 1)), pk.Placement("row_wise", (0, 1)))
 
 

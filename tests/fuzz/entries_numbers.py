@@ -155,6 +155,7 @@ FORMS: tuple[Example, ...] = (
     example(roofline.attention_bytes, batch=8, heads=16, sequence=100, head_dim=64, kv_heads=120),
     example(roofline.optimizer_bytes, optimizer="adamw", parameters=100, itemsize=2),
     example(embedding.state_bytes, rows=100, dim=100, itemsize=4, optimizer="adam"),
+    example(embedding.frequent_lookups, nodes=8, all_to_all=100, all_reduce=64, efficiency=0.5),
     example(embedding.row_traffic, dim=100, itemsize=4, granularity=64),
     example(embedding.forward_bytes, bags=100, lookups=100, dim=100, misses=0.5),
     example(embedding.fused_backward_bytes, bags=100, lookups=100, dim=100, misses=0.5),
@@ -187,6 +188,7 @@ FORMS: tuple[Example, ...] = (
         caches.rotating_misses, fresh=0.875, oldest=0.75, distance=100, capacity=120, sharpness=4
     ),
     example(distributions.unique_rows, distribution=ZIPF, lookups=100),
+    example(distributions.count_frequent_rows, distribution=ZIPF, lookups=100, threshold=2),
     example(distributions.distinct_rows, distributions=[ZIPF, UNIFORM], lookups=[100, 50]),
     example(
         distributions.spread_rows,
