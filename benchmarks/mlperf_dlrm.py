@@ -82,20 +82,23 @@ on 8 GB200. Over nodes the arguments also follow train.py and dgx_h100_4x8x2240.
   `perfkit.models.embedding.frequent_lookups`) with the bandwidths that its parser takes where a file
   states none, as this one: 190 GB/s of all_to_all, 130 GB/s of all_reduce. So rows with 13.4 lookups
   in a batch and more are copied, 9,144 by the Zipf law, and 8.5 of the 26 rows of a sample are sent.
-  With the 23.75 GB/s that dgx_h100_4x8x2240.py of v2.1 states it would be 1.7 lookups, and the
-  step 75 % too slow. ``max_num_infrequent_samples`` does not say how many are sent: that file
-  states 29,120, which is 71,680 samples x 26 rows / 64 GPUs although it has 32, and so does the one of
-  112 GPUs (16,640). It is the size of a buffer.
+  HugeCTR's own example for 8 x 8 GPUs states 25 GB/s of all_to_all, by which rows with 1.8 lookups
+  are frequent: 58,888 of them, and the step would be 72 % too slow, the mean of the three 31 %.
+  ``max_num_infrequent_samples`` (16,640 + 1,290 in that example, 29,120 + 1,707 in
+  dgx_h100_4x8x2240.py of v2.1) does not say how many rows are sent, though a comment calls it a mean.
+  It sizes a buffer of each GPU (``init_comms`` of infrequent_embedding.cu), and by no law can so many
+  rows be infrequent: a row below c lookups has less than c / 71,680 of them, so at most 11.0 and 9.6
+  of the 26 rows of a sample are, 12,300 and 21,600 a GPU.
 
 The measured steps were in view when these were added; the first prediction with the arguments of 8
 GPUs alone was +49 % (H100) and +193 % (A100), with the collectives of that time. What was added last,
-with all errors known, and the errors of the three steps in the order of the table below: before
-+2.1, +73.9 and -11.8 %, mean 29.3 %; ``epilogues`` -0.2, +71.8 and -15.3 %, 29.1 %; gradients written
-where they are reduced -4.9, +53.5 and -15.3 %, 24.6 %; hybrid tables -4.9, +34.1 and -15.3 %,
-18.1 %. On 8 GPUs the arguments are left as they were fixed, but for ``epilogues``. Not expressed on nodes: SHARP
-(``NCCL_COLLNET_ENABLE=1``) and one-shot all_reduces, rows that are split over the GPUs of a node
-(``SHARDING_PLAN=hier_auto``), Interaction as one kernel, and rows that are looked up during the
-iteration before.
+with all errors known, and the errors of the three steps in the order of the table: before it +2.1,
++73.9 and -11.8 %, mean 29.3 %; with ``epilogues`` -0.2, +71.8 and -15.3 %, 29.1 %; with gradients
+that are reduced where they are written -4.9, +53.5 and -15.3 %, 24.6 %; with hybrid tables -4.9,
++34.1 and -15.3 %, 18.1 %. On 8 GPUs the arguments are left as they were fixed, but for ``epilogues``.
+Not expressed on nodes: SHARP (``NCCL_COLLNET_ENABLE=1``) and one-shot all_reduces, rows that are
+split over the GPUs of a node (``SHARDING_PLAN=hier_auto``), Interaction as one kernel, and rows that
+are looked up during the iteration before.
 """
 
 import json
