@@ -137,6 +137,6 @@ def test_memory_of_one_stream_is_not_that_of_another() -> None:
 def test_a_layer_keeps_its_input_alone_where_it_is_computed_again() -> None:
     model = Transformer.gpt2(batch=8, dtype="bf16", checkpoint=True)
     strategy = Strategy.stack([Strategy(micro_batch=4, checkpoint="full")])
-    _, recorded, _ = record_micro_batch(model, strategy, None)
+    recorded = record_micro_batch(model, strategy, None).recorded
     saved = find_saved(list_lives(recorded))
     assert saved.layer[-1] == 2 * 4 * 1024 * 768

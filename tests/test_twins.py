@@ -245,17 +245,20 @@ class _GatedMLP(torch.nn.Module):
         return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
 
 
-def build_llama() -> Any:
-    """A step of a small Llama (arXiv:2302.13971, section 2.2; arXiv:2307.09288, section 2.2), whose
-    layers are registered in the order of use, for the optimizer."""
+def build_llama_module() -> Any:
+    """A small Llama (arXiv:2302.13971, section 2.2; arXiv:2307.09288, section 2.2), whose layers are
+    registered in the order of use, for the optimizer."""
     layers: list[Any] = [torch.nn.Embedding(LLAMA.vocabulary, LLAMA.hidden)]
     for _ in range(LLAMA.layers):
         for make_body in (_GroupedAttention, _GatedMLP):
             norm = torch.nn.RMSNorm(LLAMA.hidden)
             layers.append(Residual(torch.nn.Sequential(norm, make_body())))
     layers += [torch.nn.RMSNorm(LLAMA.hidden), _make_linear(LLAMA.hidden, LLAMA.vocabulary)]
-    module = torch.nn.Sequential(*layers).to(torch.bfloat16)
-    optimizer = make_optimizer(LLAMA.optimizer, module.parameters())
+    return torch.nn.Sequential(*layers).to(torch.bfloat16)
+
+
+def make_llama_step(module: Any, optimizer: Any) -> Any:
+    """A step of a small Llama."""
     tokens = torch.zeros(LLAMA.batch, LLAMA.sequence, dtype=torch.int64)
 
     def step() -> None:
@@ -298,6 +301,12 @@ def list_operations(graph: Graph) -> tuple[list[tuple[Any, ...]], list[float]]:
     return operations, nbytes
 
 
+def build_llama() -> Any:
+    """A step of a small Llama and its optimizer."""
+    module = build_llama_module()
+    return make_llama_step(module, make_optimizer(LLAMA.optimizer, module.parameters()))
+
+
 def test_a_llama_is_captured_as_it_is_built() -> None:
     """On a GPU, where a norm is one kernel."""
     [built] = LLAMA.graphs(accelerator=True)
@@ -315,8 +324,11 @@ READ = {
     *("positions", "attention", "dtype", "mixed", "optimizer", "overlap"),
     *("tables", "bottom", "top", "features", "sparse", "interaction", "cross", "table_dtype"),
 }
-#: Fields that matter to experts alone, or to sharded weights.
-IDLE = {"top_k", "capacity", "imbalance", "fused_permutation", "reduce_dtype"}
+#: Fields that matter to experts or adapters alone, or to sharded weights.
+IDLE = {
+    *("top_k", "capacity", "imbalance", "fused_permutation", "reduce_dtype"),
+    "lora_modules",
+}
 
 
 def test_every_field_of_a_workload_is_built_or_refused() -> None:

@@ -69,7 +69,7 @@ NAMED_ALIKE = {
     *("attention", "dtype", "mixed", "checkpoint", "dropout"),
     *("optimizer", "fused"),
     *("overlap", "parallel", "reduce_dtype", "fused_accumulation"),
-    *("vocabulary_multiple", "keeps_fp8", "fp8_recipe"),
+    *("vocabulary_multiple", "keeps_fp8", "fp8_recipe", "lora_rank", "lora_modules"),
     *("qk_norm", "experts", "top_k", "capacity", "imbalance", "fused_permutation"),
     *("expert_width", "shared_experts", "shared_width", "shared_gate"),
     *("dense_layers", "expert_interval"),

@@ -247,7 +247,7 @@ class _StructureTimes:
         untouched = sum_untouched(one, tables) if tables else ()
         streams = np.split(sums[count + 1 :], np.cumsum(self.peaks)[:-1])
         needs = sum(moments.max(axis=0) for moments in streams)
-        return found, needs + sum(untouched) + WORKSPACE
+        return found, needs + sum(untouched) + one.untouched + WORKSPACE
 
     def wait(self, seconds: Array) -> Array:
         """Time that collectives add to an iteration with these operation times [s], see

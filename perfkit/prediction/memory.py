@@ -348,6 +348,7 @@ def _measure(graph: Graph, platform: Platform) -> Memory:
         )
     if not captured:
         held[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables)
+        held[_AT["parameters"]] += graph.untouched
     held[_AT["workspace"]] += WORKSPACE * on_device
     return _make_memory(graph, dict(zip(PARTS, held.tolist(), strict=True)), platform)
 
@@ -431,7 +432,7 @@ def find_shortage(
         return ()
     most = 0.0
     for graph in graphs:
-        nbytes = graph.footprint
+        nbytes = graph.footprint + graph.untouched
         if graph.tables:
             nbytes += sum(table.nbytes for table in graph.tables) + sum_states(graph, graph.tables)
         most = max(most, nbytes + WORKSPACE)

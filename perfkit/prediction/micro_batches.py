@@ -27,7 +27,7 @@ from perfkit.prediction.ranks import RankTimes
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.prediction.strategy_records import REGIONS, ByRegion, Quantity, Work, map_arrays
 from perfkit.prediction.tiles import expose_tiles, find_tiled_messages
-from perfkit.workloads.blocks import record_part
+from perfkit.workloads.blocks import RegionWeights, record_part
 from perfkit.workloads.columns import Accesses, Features, HostCalls, OperationSizes
 from perfkit.workloads.execution import HANDED, execute
 from perfkit.workloads.fp8 import find_layout
@@ -249,12 +249,13 @@ def reorders_tokens(model: Transformer, s: Strategy) -> np.ndarray:
 
 
 class MicroBatch(NamedTuple):
-    """What a rank does, as it is executed and as it was recorded, and its trained numbers by
-    region [-]."""
+    """What a rank does, as it is executed and as it was recorded, and by region the numbers of its
+    weights, and those of them that are trained [-]."""
 
     graph: Graph
     recorded: Graph
     weights: ByRegion[Array]
+    trained: ByRegion[Array]
 
 
 class PhaseTimes(NamedTuple):
@@ -284,8 +285,8 @@ class RegionTimes(NamedTuple):
         Sums of its gradients with those of earlier micro-batches [s].
     casts_once : Work
         Casts of its weights to fp8 for all micro-batches, which are not part of its passes [s].
-    weights : array
-        Its trained numbers on a rank [-].
+    weights, trained : array
+        Numbers of its weights on a rank, and those of them that are trained [-].
     saved : array
         Activations of the forward pass that its backward pass reads [B].
     """
@@ -295,6 +296,7 @@ class RegionTimes(NamedTuple):
     gradient_sums: Work
     casts_once: Work
     weights: Array
+    trained: Array
     saved: Array
 
 
@@ -634,7 +636,7 @@ def record_micro_batch(
     recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
     replicated = bool(np.all(s.replicated))
     exchange = "buckets" if replicated else "shards"
-    graph, weights = record_part(
+    part = record_part(
         replace(model, checkpoint=recomputed),
         cut,
         autocast=model.mixed and replicated,
@@ -643,11 +645,14 @@ def record_micro_batch(
         keeps_fp8=bool(np.all(keeps_fp8(model, s))),
         has_buffers=bool(np.all(s.buffers)),
     )
-    executed = execute([graph], execution, pads_products=pads_products)[0]
+    executed = execute([part.graph], execution, pads_products=pads_products)[0]
     if executed.execution == "compiled":
         executed = _hand_weights_to_regions(executed)
-    by_region = ByRegion(*(np.broadcast_to(of_region, len(batch)) for of_region in weights))
-    return MicroBatch(executed, graph, by_region)
+
+    def spread(weights: RegionWeights) -> ByRegion[Array]:
+        return ByRegion(*(np.broadcast_to(of_region, len(batch)) for of_region in weights))
+
+    return MicroBatch(executed, part.graph, spread(part.weights), spread(part.trained))
 
 
 def _put_odd_first(odd: int, sizes: Any) -> Array:
@@ -733,21 +738,23 @@ def price_micro_batch(
     if micro_batch.recorded.execution != graph.execution:
         lives_before = list_lives(micro_batch.recorded)
     saved = find_saved(lives_before)
-    weights = micro_batch.weights
-    all_weights = weights.embeddings + weights.layer + weights.head
+    weights, trained = micro_batch.weights, micro_batch.trained
+    all_trained = trained.embeddings + trained.layer + trained.head
     recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
-    weight_casts = _time_with_weights(rows, rows.modules == "exchange.narrow", all_weights)
-    layer_casts = weights.layer * weight_casts.device
-    end_casts = (weights.embeddings + weights.head) * weight_casts.device
+    weight_casts = _time_with_weights(rows, rows.modules == "exchange.narrow", all_trained)
+    layer_casts = trained.layer * weight_casts.device
+    end_casts = (trained.embeddings + trained.head) * weight_casts.device
     times = MicroBatchTimes(
-        embeddings=_time_region(rows, "embeddings", weights.embeddings, saved.embeddings),
-        layer=_time_region(rows, "layers", weights.layer, saved.layer),
-        head=_time_region(rows, "head", weights.head, saved.head),
+        embeddings=_time_region(
+            rows, "embeddings", weights.embeddings, trained.embeddings, saved.embeddings
+        ),
+        layer=_time_region(rows, "layers", weights.layer, trained.layer, saved.layer),
+        head=_time_region(rows, "head", weights.head, trained.head, saved.head),
         attention=_time_attention(rows, recomputed),
         weight_gradients=_time_weight_gradients(rows),
-        update=_time_with_weights(rows, _find_update(rows), all_weights),
+        update=_time_with_weights(rows, _find_update(rows), all_trained),
         weight_casts=weight_casts,
-        packing=rows.add_device(rows.modules == "exchange.whole") / all_weights,
+        packing=rows.add_device(rows.modules == "exchange.whole") / all_trained,
         layer_copies=_time_unit(rows, "layers", ("layers",), layer_casts),
         end_copies=_time_unit(rows, "ends", ("embeddings", "head"), end_casts),
         reorder=_time_reorder(rows, weights.layer),
@@ -870,7 +877,9 @@ def _list_rows_of_pass(graph: Graph, phase: str, *, without_weights: bool) -> np
     return np.array(rows, dtype=int)
 
 
-def _time_region(rows: _Rows, region: str, weights: Array, saved: Array) -> RegionTimes:
+def _time_region(
+    rows: _Rows, region: str, weights: Array, trained: Array, saved: Array
+) -> RegionTimes:
     """Both passes through a region, and the sums of its gradients."""
     of_region = rows.find_region(region)
     sums = of_region & rows.are_sums
@@ -892,6 +901,7 @@ def _time_region(rows: _Rows, region: str, weights: Array, saved: Array) -> Regi
         gradient_sums=Work(rows.add_device(sums), host_of_sums),
         casts_once=Work(rows.add_device(casts), rows.hosts.operations[casts].sum()),
         weights=weights,
+        trained=trained,
         saved=saved,
     )
 
@@ -1196,7 +1206,7 @@ def time_gradient_sums(times: MicroBatchTimes, s: Strategy, sizes: Sizes) -> ByR
     experts = sizes.experts / times.layer.weights
     layer_shard = (1.0 - experts) / s.owners + experts / sizes.sharers
     end_shard = 1.0 / s.owners
-    weights_of_ends = np.maximum(times.embeddings.weights + times.head.weights, 1.0)
+    trained_in_ends = np.maximum(times.embeddings.trained + times.head.trained, 1.0)
 
     def time_region(
         region: RegionTimes, copies: UnitCopies, shard: Array, part_of_unit: Any
@@ -1213,7 +1223,7 @@ def time_gradient_sums(times: MicroBatchTimes, s: Strategy, sizes: Sizes) -> ByR
         )
 
     def time_end(region: RegionTimes) -> GradientSums:
-        return time_region(region, times.end_copies, end_shard, region.weights / weights_of_ends)
+        return time_region(region, times.end_copies, end_shard, region.trained / trained_in_ends)
 
     return ByRegion(
         embeddings=time_end(times.embeddings),

@@ -2,14 +2,14 @@
 whose layers are of one kind."""
 
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from perfkit.models.experts import DISPATCH
 from perfkit.platform.platform import Platform
 from perfkit.prediction.messages import MessageTimes
-from perfkit.prediction.micro_batches import size_micro_batch
+from perfkit.prediction.micro_batches import MicroBatch, size_micro_batch
 from perfkit.prediction.stage_operations import Block, OperationTable
 from perfkit.prediction.strategy_records import REGIONS
 from perfkit.prediction.tiles import Piece, send_in_tiles
@@ -69,17 +69,17 @@ class KindOfPass:
         Operations of the recorded micro-batches of all kinds; further ones are added.
     number : int
         Which of these micro-batches is that of this kind [-].
-    weights : ByRegion
-        Trained numbers of each region on a rank [-].
+    micro_batch : MicroBatch
+        What was recorded of it.
 
     Attributes
     ----------
     sizes : Sizes
         Sizes of a micro-batch and its messages.
-    weights : dict of str to float
-        Trained numbers of each region on a rank [-].
-    all_weights : float
-        Of all regions [-].
+    weights, trained : dict of str to float
+        Numbers of the weights of each region on a rank, and those of them that are trained [-].
+    all_trained : float
+        Trained numbers of all regions [-].
     passes : dict of (str, str, bool) to Block
         Blocks by region, phase, and whether they are those of the first micro-batch.
     beside : dict of (str, bool) to Block
@@ -94,7 +94,7 @@ class KindOfPass:
         s: Strategy,
         table: OperationTable,
         number: int,
-        weights: Any,
+        micro_batch: MicroBatch,
     ) -> None:
         self.model = model
         self.s = s
@@ -115,10 +115,12 @@ class KindOfPass:
                 top_k=model.top_k,
             )
             self.dispatched = float(sent[0])
-        self.weights = {
-            region: float(numbers[-1]) for region, numbers in zip(REGIONS, weights, strict=True)
-        }
-        self.all_weights = sum(self.weights.values())
+        self.weights = {}
+        self.trained = {}
+        for position, region in enumerate(REGIONS):
+            self.weights[region] = float(micro_batch.weights[position][-1])
+            self.trained[region] = float(micro_batch.trained[position][-1])
+        self.all_trained = sum(self.trained.values())
         self.scattered = bool(s.scattered)
         self.micro_batches = int(self.sizes.micro)
         self.owners = int(s.owners)
@@ -188,7 +190,7 @@ class KindOfPass:
                 rows.append(sum_of_gradients)
         if without_sums and phase == "backward" and s.zero == 1 and self.micro_batches > 1:
             # PyTorch casts the first gradients of those that it adds up
-            share = self.weights[region] / self.all_weights
+            share = self.trained[region] / self.all_trained
             for row in self.find("exchange.narrow", "update"):
                 rows.append(table.copy(row, "backward", share))
         return rows

@@ -81,7 +81,7 @@ class _StageMaker:
         self.table = OperationTable([micro_batch.graph for micro_batch in recorded])
         #: What passes run, by the kind of their layers; that of most layers comes first.
         self.kinds = [
-            KindOfPass(kind.model, platform, s, self.table, number, recorded[number].weights)
+            KindOfPass(kind.model, platform, s, self.table, number, recorded[number])
             for number, kind in enumerate(kinds)
         ]
         self.most_common = self.kinds[0]
@@ -110,8 +110,12 @@ class _StageMaker:
         return self.kind_of_layer[unit.layer]
 
     def count_weights(self, unit: Unit) -> float:
-        """Trained numbers of a unit [-]."""
+        """Numbers of the weights of a unit [-]."""
         return self.find_kind(unit).weights[unit.region]
+
+    def count_trained(self, unit: Unit) -> float:
+        """Trained numbers of a unit [-]."""
+        return self.find_kind(unit).trained[unit.region]
 
     @property
     def runs_pairs(self) -> bool:
@@ -144,7 +148,7 @@ class _StageMaker:
     def reduce_gradients(self, program: Program, unit: Unit) -> list[int]:
         """Reduce the gradients of a unit; return the numbers of the messages."""
         experts = self.count_experts(unit)
-        others = self.count_weights(unit) - experts
+        others = self.count_trained(unit) - experts
         if self.s.zero:
             operation, across, copies = "reduce_scatter", others / self.owners, 1
         else:
@@ -154,7 +158,7 @@ class _StageMaker:
             _UnitMessage(operation, experts, self.sharers, Communicator.ROUTED),
             _UnitMessage("all_reduce", across, self.groups_of_owners, Communicator.ACROSS),
         ]
-        copied = self.count_weights(unit) * float(self.sizes.reduced)
+        copied = self.count_trained(unit) * float(self.sizes.reduced)
         self.copy_unit(program, unit, "backward", copied, copies=copies)
         sent = self.send_unit(program, unit, "backward", messages, self.sizes.summed)
         return sent + self.offload_gradients(program, unit)
@@ -187,7 +191,9 @@ class _StageMaker:
             sizes = self.find_kind(unit).sizes
             numbers += float(sizes.gathered * sizes.reordered)
         [packing] = self.table.find("exchange.whole", "update")
-        copy = self.table.copy(packing, phase, numbers / self.most_common.all_weights)
+        if not numbers:  # all are frozen
+            return
+        copy = self.table.copy(packing, phase, numbers / self.most_common.all_trained)
         program.run(self.table.make_block([copy for _ in range(copies)]))
 
     def send_unit(
@@ -286,8 +292,8 @@ class _StageMaker:
 
     def update(self, program: Program, units: list[Unit]) -> None:
         """Update the weights of a stage, or the share of them that is this rank's."""
-        weights = sum(self.count_weights(unit) for unit in units)
-        share = weights / self.most_common.all_weights
+        weights = sum(self.count_trained(unit) for unit in units)
+        share = weights / self.most_common.all_trained
         if self.s.zero:  # experts are shared with fewer others
             of_layers = [self.find_kind(unit) for unit in units if unit.region == "layers"]
             experts = sum(float(kind.sizes.experts) for kind in of_layers) / weights

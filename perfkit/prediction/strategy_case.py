@@ -101,7 +101,7 @@ class Case:
     slowest_end : SlowestEnd
         Which stage is the slowest.
     weights : array
-        Trained numbers of the largest stage [-].
+        Numbers of the weights of the largest stage [-].
     regions : array
         Regions of the network that have stages of their own [-].
     contention : float
@@ -506,7 +506,7 @@ def _find_slowest_end(times: MicroBatchTimes, stage_layers: StageLayers) -> Slow
 def _count_weights(
     times: MicroBatchTimes, s: Strategy, sizes: Sizes, stage_layers: StageLayers
 ) -> Array:
-    """Trained numbers of the largest stage [-]."""
+    """Numbers of the weights of the largest stage [-]."""
     weights = times.list_by_region(lambda region: region.weights)
     first, last = find_ends(stage_layers, weights)
     larger = np.maximum(np.maximum(first, last), 0.0)
@@ -584,7 +584,7 @@ def add_all_stages(case: Case, by_region: ByRegion[Array]) -> Array:
 
 
 def count_updated(case: Case) -> Array:
-    """Count the weights that a rank of the first stage updates, whose iteration ends last.
+    """Count the trained weights that a rank of the first stage updates, whose iteration ends last.
 
     Parameters
     ----------
@@ -597,8 +597,8 @@ def count_updated(case: Case) -> Array:
         Trained numbers, or those of its shards [-].
     """
     s, times, sizes = case.s, case.times, case.sizes
-    head = np.where(case.has_stages, 0.0, times.head.weights)
-    weights = case.stage_layers.first * times.layer.weights + times.embeddings.weights + head
+    head = np.where(case.has_stages, 0.0, times.head.trained)
+    weights = case.stage_layers.first * times.layer.trained + times.embeddings.trained + head
     experts = case.stage_layers.first * sizes.experts
     shards = (weights - experts) / s.owners + experts / sizes.sharers
     return np.asarray(np.where(s.zero > 0, shards, weights))
@@ -612,7 +612,7 @@ def average_owners(case: Case, layers: Array, weights: Array) -> Array:
     case : Case
         Strategies.
     layers, weights : array
-        Layers of the stage, and its trained numbers [-].
+        Layers of the stage, and the numbers of its weights [-].
 
     Returns
     -------

@@ -35,13 +35,20 @@ class _Candidate(NamedTuple):
         return self.activations + self.gradients + self.gathered + self.scratch
 
 
-class _Weights(NamedTuple):
-    """Trained numbers of a stage: of a layer, of all other weights, and of the whole stage; and by
-    how many ranks they are shared on average [-]."""
+class _Numbers(NamedTuple):
+    """Numbers of weights of a stage: of a layer, of all other weights, and of the whole stage [-]."""
 
     layer: Array
     ends: Array
     all: Array
+
+
+class _Weights(NamedTuple):
+    """Numbers of all weights of a stage, and of those that are trained; and by how many ranks they
+    are shared on average [-]."""
+
+    held: _Numbers
+    trained: _Numbers
     owners: Array
 
 
@@ -49,7 +56,7 @@ class _Stage(NamedTuple):
     """A stage of a pipeline.
 
     Whether the pipeline has it, and whether it holds the embeddings and the head; its layers, and
-    its trained numbers; micro-batches whose activations it keeps at once, and those beside them
+    its weights; micro-batches whose activations it keeps at once, and those beside them
     whose gradients of weights are put off; micro-batches whose loss it keeps at once [-].
     """
 
@@ -188,20 +195,22 @@ def _find_software(case: Case) -> _Software:
 
 def _list_stages(case: Case) -> tuple[_Stage, _Stage, _Stage]:
     """The first stage, the second, and the last; of a pipeline of one stage the first alone."""
-    s, times, layers = case.s, case.times, case.stage_layers
+    s, layers = case.s, case.stage_layers
     is_single = np.asarray(s.pp == 1)
-    embeddings, head = times.embeddings.weights, times.head.weights
+    embeddings, head = case.times.embeddings, case.times.head
     # a head that is tied to the word embedding has a copy of it on a stage of its own
     copy = np.zeros(case.count)
     if case.model.tie:
         copy = copy + count_words(case.model, s) * case.model.hidden
+    trained_copy = np.where(case.model.lora_rank > 0, 0.0, copy)
     none = np.zeros(case.count, dtype=bool)
     return (
         _make_stage(
             case,
             number=0,
             layers=layers.first,
-            ends=embeddings + np.where(is_single, head, 0.0),
+            ends=embeddings.weights + np.where(is_single, head.weights, 0.0),
+            trained_ends=embeddings.trained + np.where(is_single, head.trained, 0.0),
             exists=~none,
             has_head=is_single,
         ),
@@ -210,6 +219,7 @@ def _list_stages(case: Case) -> tuple[_Stage, _Stage, _Stage]:
             number=1,
             layers=layers.inner,
             ends=np.zeros(case.count),
+            trained_ends=np.zeros(case.count),
             exists=np.asarray(s.pp > 2),
             has_head=none,
         ),
@@ -217,7 +227,8 @@ def _list_stages(case: Case) -> tuple[_Stage, _Stage, _Stage]:
             case,
             number=s.pp - 1,
             layers=layers.last,
-            ends=head + copy,
+            ends=head.weights + copy,
+            trained_ends=head.trained + trained_copy,
             exists=~is_single,
             has_head=~none,
         ),
@@ -225,26 +236,35 @@ def _list_stages(case: Case) -> tuple[_Stage, _Stage, _Stage]:
 
 
 def _make_stage(
-    case: Case, *, number: Any, layers: Array, ends: Array, exists: np.ndarray, has_head: np.ndarray
+    case: Case,
+    *,
+    number: Any,
+    layers: Array,
+    ends: Array,
+    trained_ends: Array,
+    exists: np.ndarray,
+    has_head: np.ndarray,
 ) -> _Stage:
-    """A stage by its number from 0, its layers, and its trained numbers outside of them."""
+    """A stage by its number from 0, its layers, and the numbers of all weights and of trained ones
+    outside of them."""
     s, sizes, schedule = case.s, case.sizes, case.schedule
-    layer = case.times.layer.weights
-    weights = layers * layer + ends
-    shards = np.where(s.zero > 0, average_owners(case, layers, weights), 1.0)
-    held = partitions.held_batches(
+    layer = case.times.layer
+    held = _Numbers(layer.weights, ends, layers * layer.weights + ends)
+    trained = _Numbers(layer.trained, trained_ends, layers * layer.trained + trained_ends)
+    owners = np.where(s.zero > 0, average_owners(case, layers, held.all), 1.0)
+    batches = partitions.held_batches(
         sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks, stage=number
     )
     # the forward pass of the next micro-batch runs beside a backward pass
     beside = np.where(s.overlap_experts & (sizes.micro > 1), 1.0 / s.chunks, 0.0)
-    held = held + np.where(case.has_experts, beside, 0.0)
+    batches = batches + np.where(case.has_experts, beside, 0.0)
     return _Stage(
         exists=exists,
         has_embeddings=np.broadcast_to(np.equal(number, 0), case.count),
         has_head=has_head,
         layers=layers,
-        weights=_Weights(layer, ends, weights, shards),
-        held=held,
+        weights=_Weights(held, trained, owners),
+        held=batches,
         put_off=np.where(schedule.puts_off_weights, np.minimum(number, sizes.micro), 0.0),
         losses=np.where(schedule.all_forward_first, sizes.micro, 1.0),
     )
@@ -256,7 +276,7 @@ def _measure_stage(case: Case, software: _Software, stage: _Stage) -> HeldMemory
     fullest = _find_fullest(_list_candidates(case, software, stage))
     # of shards: gradients that are not yet reduced are what collectives send
     shares = (s.zero > 0) & ~software.whole_buffers
-    reduced = sizes.wide * weights.all / weights.owners
+    reduced = sizes.wide * weights.trained.all / weights.owners
     unreduced = np.where(shares, np.maximum(fullest.gradients - reduced, 0.0), 0.0)
     messages = _hold_messages(case, software, stage)
     held = HeldMemory(
@@ -292,7 +312,7 @@ def _hold_parameters(s: Strategy, sizes: Sizes, software: _Software, weights: _W
     is_wide = _is_autocast(s, sizes) | in_shards
     return np.asarray(
         partitions.model_state_bytes(
-            weights.all,
+            weights.held.all,
             weight=np.where(is_wide, sizes.wide, sizes.itemsize),
             gradient=0.0,
             states=0.0,
@@ -306,7 +326,7 @@ def _hold_states(
     model: Transformer, s: Strategy, sizes: Sizes, software: _Software, weights: _Weights
 ) -> Array:
     """States of the optimizer, and fp32 weights that it updates beside narrower ones [B]."""
-    has_masters = np.zeros(np.shape(weights.all), dtype=bool)
+    has_masters = np.zeros(np.shape(weights.trained.all), dtype=bool)
     if sizes.wide > sizes.itemsize:
         in_shards = (s.zero > 0) & ~software.whole_buffers
         has_masters = np.logical_not(in_shards | _is_autocast(s, sizes))
@@ -314,7 +334,7 @@ def _hold_states(
     states = find_optimizer(model.optimizer).states
     return np.asarray(
         partitions.model_state_bytes(
-            weights.all,
+            weights.trained.all,
             weight=0.0,
             gradient=0.0,
             states=sizes.wide * (states + masters),
@@ -335,16 +355,16 @@ def _find_fullest(candidates: Sequence[_Candidate]) -> _Candidate:
 
 def _hold_gradients(case: Case, software: _Software, weights: _Weights) -> _Gradients:
     """Sums of gradients, and how long the gradients of a micro-batch are held."""
-    s, sizes = case.s, case.sizes
+    s, sizes, trained = case.s, case.sizes, weights.trained
     several = sizes.micro > 1
-    shards = sizes.wide * weights.all / weights.owners
-    whole = np.where(s.buffers, sizes.summed, sizes.wide) * weights.all
+    shards = sizes.wide * trained.all / weights.owners
+    whole = np.where(s.buffers, sizes.summed, sizes.wide) * trained.all
     # replicas of Megatron-LM add all gradients to fp32 buffers
     buffers = s.buffers | ~s.replicated & (sizes.wide > sizes.itemsize)
     added_whole = np.where(several | buffers, whole, 0.0)
     added_in_zero = np.where(several & ~s.scattered, whole, 0.0)
     # of the unit that is reduced, before it is added to those of earlier micro-batches
-    unit = sizes.summed * np.maximum(weights.ends, weights.layer) / weights.owners
+    unit = sizes.summed * np.maximum(trained.ends, trained.layer) / weights.owners
     added_to_shards = np.where(several & s.scattered, unit, 0.0)
     shares = (s.zero > 0) & ~software.whole_buffers
     return _Gradients(
@@ -373,7 +393,7 @@ def _hold_gathered(case: Case, software: _Software, stage: _Stage) -> _Gathered:
     embeddings is among the last weights that its backward pass reads.
     """
     model, s, sizes, weights = case.model, case.s, case.sizes, stage.weights
-    layer, ends = sizes.itemsize * weights.layer, sizes.itemsize * weights.ends
+    layer, ends = sizes.itemsize * weights.held.layer, sizes.itemsize * weights.held.ends
     all_layers = stage.layers * layer
     gathers = (s.zero > 0) & ~software.whole_buffers
     once = gathers & (s.zero < 3)
@@ -446,7 +466,7 @@ def _list_candidates(case: Case, software: _Software, stage: _Stage) -> list[_Ca
     backward = _choose_moments(times.moments, gradients)
     # a gradient that is kept as it is computed has the format of its weight
     itemsize = np.where(_is_autocast(s, sizes), sizes.wide, sizes.itemsize)
-    other_layers = (stage.layers - 1.0) * itemsize * weights.layer
+    other_layers = (stage.layers - 1.0) * itemsize * weights.trained.layer
     other_gradients = np.where(gradients.until_update, other_layers, 0.0)
     candidates = [
         *_list_in_forward(case, software, stage, activations, gradients, gathered),
@@ -572,7 +592,7 @@ def _find_next_micro_batch(
     stage 1); the sums of the first one are only being made."""
     sizes = case.sizes
     sums = gradients.sums
-    made = np.where(sizes.micro > 2, sums, sums - sizes.wide * stage.weights.ends)
+    made = np.where(sizes.micro > 2, sums, sums - sizes.wide * stage.weights.trained.ends)
     embeddings = backward.embeddings
     candidate = _Candidate(
         embeddings.activations, made + embeddings.gradients, gathered.stage, np.zeros(len(sums))
@@ -591,7 +611,7 @@ def _find_packing_of_layer(
 ) -> _Candidate:
     """When the gradients of a layer and the copy that is reduced are both there."""
     moment = backward.layer_end
-    copy = np.where(gradients.until_reduction, sizes.summed * weights.layer, 0.0)
+    copy = np.where(gradients.until_reduction, sizes.summed * weights.trained.layer, 0.0)
     return _Candidate(
         moment.activations + activations.others,
         gradients.sums + moment.gradients,
@@ -603,8 +623,9 @@ def _find_packing_of_layer(
 def _find_packing_of_ends(sizes: Sizes, weights: _Weights, gradients: _Gradients) -> _Candidate:
     """When the gradients of all other weights and their copy are there, and all else of the pass is
     gone."""
-    new = np.where(gradients.until_reduction, sizes.itemsize * weights.ends, 0.0)
-    copy = np.where(gradients.until_reduction, sizes.summed * weights.ends, 0.0)
+    ends = weights.trained.ends
+    new = np.where(gradients.until_reduction, sizes.itemsize * ends, 0.0)
+    copy = np.where(gradients.until_reduction, sizes.summed * ends, 0.0)
     none = np.zeros(len(copy))
     return _Candidate(none, gradients.sums + new, copy, none)
 
@@ -613,9 +634,10 @@ def _find_update(
     model: Transformer, sizes: Sizes, weights: _Weights, gradients: _Gradients, itemsize: Array
 ) -> _Candidate:
     """The update, with the tensors that it writes beside its results."""
-    all_gradients = np.where(gradients.until_update, itemsize * weights.all, gradients.sums)
+    trained = weights.trained.all
+    all_gradients = np.where(gradients.until_update, itemsize * trained, gradients.sums)
     none = np.zeros(len(all_gradients))
-    updated = sizes.wide * weights.all / weights.owners
+    updated = sizes.wide * trained / weights.owners
     return _Candidate(none, all_gradients, none, updated * _count_scratch(model))
 
 
@@ -728,7 +750,7 @@ def _count_scores(case: Case) -> Array:
 def _hold_messages(case: Case, software: _Software, stage: _Stage) -> Array:
     """What collectives and messages of stages hold through an iteration [B]."""
     s, sizes, weights = case.s, case.sizes, stage.weights
-    layer, ends = sizes.itemsize * weights.layer, sizes.itemsize * weights.ends
+    layer, ends = sizes.itemsize * weights.held.layer, sizes.itemsize * weights.held.ends
     # the stream that gathers holds two units at once, and shards that were cast for one
     casts = np.where(sizes.wide > sizes.itemsize, np.maximum(ends, layer) / weights.owners, 0.0)
     two_layers = np.where(stage.layers > 1, 2.0 * layer, 0.0)
@@ -743,5 +765,5 @@ def _hold_messages(case: Case, software: _Software, stage: _Stage) -> Array:
     inputs = sizes.column * case.model.hidden / s.rows
     messages = np.where(s.pp > 1, inputs * messages, 0.0)
     # DistributedDataParallel keeps all gradients a second time, in its buckets
-    buckets = np.where(s.replicated & (s.dp > 1), sizes.wide * weights.all, 0.0)
+    buckets = np.where(s.replicated & (s.dp > 1), sizes.wide * weights.trained.all, 0.0)
     return np.asarray(gathered + messages + buckets)

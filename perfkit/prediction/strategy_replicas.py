@@ -140,14 +140,18 @@ def price_replica_messages(case: Case) -> ReplicaMessages:
     shared = np.where(s.zero > 0, owners, 1)
     in_group = owners // shared
     groups = s.dp * s.cp // owners
-    gathers = _send(case, "all_gather", sizes.itemsize, shared)
+    weights = case.times.list_by_region(lambda region: region.weights)
+    trained = case.times.list_by_region(lambda region: region.trained)
+    gathers = _send(case, "all_gather", weights, sizes.itemsize, shared)
     reductions = np.zeros_like(gathers)
     if np.any(shared > 1):
-        reductions = reductions + _send(case, "reduce_scatter", sizes.summed, shared)
+        reductions = reductions + _send(case, "reduce_scatter", trained, sizes.summed, shared)
     if np.any(in_group > 1):
-        reductions = reductions + _send(case, "all_reduce", sizes.summed, in_group)
+        reductions = reductions + _send(case, "all_reduce", trained, sizes.summed, in_group)
     if np.any(groups > 1):
-        across = _send(case, "all_reduce", sizes.summed, groups, stride=owners, shards=shared)
+        across = _send(
+            case, "all_reduce", trained, sizes.summed, groups, stride=owners, shards=shared
+        )
         together = np.maximum(reductions, across)
         of_layer = np.maximum(reductions[3], across[1])
         together[1], together[3] = reductions[1], of_layer
@@ -157,16 +161,22 @@ def price_replica_messages(case: Case) -> ReplicaMessages:
 
 
 def _send(
-    case: Case, operation: str, itemsize: float, ranks: Array, stride: Any = 1, shards: Any = 1
+    case: Case,
+    operation: str,
+    weights: ByRegion[Array],
+    itemsize: float,
+    ranks: Array,
+    stride: Any = 1,
+    shards: Any = 1,
 ) -> Array:
-    """Times of messages of numbers of the embeddings, of a layer, of the head, and of the experts of
-    a layer, a row each [s].
+    """Times of messages of the numbers of some weights of the embeddings, of a layer, of the head,
+    and of the experts of a layer, a row each [s].
 
     `ranks` of replicas take part, `stride` replicas apart, each with one of some `shards`. Experts
     are shared by fewer ranks; those that all replicas hold go with the rest of their layer. Replicas
     of the whole model that share states send both ends in one message.
     """
-    s, weights = case.s, case.times.list_by_region(lambda region: region.weights)
+    s = case.s
     has_experts = case.model.experts > 0
     experts = np.where(case.has_experts, case.sizes.experts, 0.0)
     sharers_of_experts = s.ep * s.ranks_of_expert
@@ -250,6 +260,8 @@ def list_exchange(
     # whole gradients are unpacked once more
     reduce = packing * sizes.reduced * np.where(s.zero > 0, 1.0, 2.0)
     reordered = gather * sizes.reordered
+    weights = case.times.list_by_region(lambda region: region.weights)
+    trained = case.times.list_by_region(lambda region: region.trained)
     forward = _list_kernels(case, parts, parts.passes.forward)
     backward = _list_kernels(case, parts, parts.passes.backward)
     return Exchange(
@@ -265,8 +277,8 @@ def list_exchange(
         forward=forward,
         backward=backward,
         delayed=case.times.weight_gradients.device,
-        gather_copies=_copy_units(case, gather, reordered),
-        reduce_copies=_copy_units(case, reduce, reordered),
+        gather_copies=_copy_units(weights, gather, reordered),
+        reduce_copies=_copy_units(trained, reduce, reordered),
         gathers=messages.gathers,
         reductions=messages.reductions,
         forward_lead=parts.experts.forward,
@@ -276,9 +288,8 @@ def list_exchange(
     )
 
 
-def _copy_units(case: Case, each: Array, reordered: Array) -> UnitTimes:
+def _copy_units(weights: ByRegion[Array], each: Array, reordered: Array) -> UnitTimes:
     """Copies of the numbers of each unit before a message, `each` of which takes some time [s]."""
-    weights = case.times.list_by_region(lambda region: region.weights)
     return UnitTimes(
         each * weights.embeddings, each * weights.layer + reordered, each * weights.head
     )

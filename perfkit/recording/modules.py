@@ -57,6 +57,7 @@ _BUILT = {
     "shared_gate": False,
     "dense_layers": 0,
     "expert_interval": 1,
+    "lora_rank": 0,
     "fused_accumulation": False,
     "vocabulary_multiple": 1,
     "keeps_fp8": False,

@@ -21,12 +21,12 @@ def attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     hidden = head_width * heads
     kv_hidden = head_width * share.part(model.kv_heads) if model.kv_heads else hidden
     if _is_joined(model, hidden, kv_hidden):
-        joined = project(tape, model, x, hidden + 2 * kv_hidden)
+        joined = project(tape, model, x, hidden + 2 * kv_hidden, "qkv_proj")
         q, k, v = split(tape, joined, [hidden, kv_hidden, kv_hidden])
     else:
-        q = project(tape, model, x, hidden)
-        k = project(tape, model, x, kv_hidden)
-        v = project(tape, model, x, kv_hidden)
+        q = project(tape, model, x, hidden, "q_proj")
+        k = project(tape, model, x, kv_hidden, "k_proj")
+        v = project(tape, model, x, kv_hidden, "v_proj")
     if model.qk_norm:
         q = _norm_heads(tape, q, head_width)
         k = _norm_heads(tape, k, head_width)
@@ -44,7 +44,7 @@ def attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
         attention = Attention(heads, causal=model.causal, kernel=kernel, context=share.context)
         mixed = tape.apply(attention, q, k, v)
     layers.count_views(tape, 2)
-    return project(tape, model, mixed, model.hidden)
+    return project(tape, model, mixed, model.hidden, "o_proj")
 
 
 def _is_joined(model: Any, hidden: Any, kv_hidden: Any) -> bool:

@@ -53,6 +53,7 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
     tokens = batch * sequence
     rows = sequence // share.rows if np.any(share.rows > 1) else sequence
     tape.module, tape.layer = "embeddings", None
+    tape.trains_adapters_alone = model.lora_rank > 0
     tape.reuse_weights()
     with open_unit(None):
         words = tape.parameter(share.words(model), hidden)
@@ -65,6 +66,9 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
             types = layers.look_up(tape, tape.parameter(2, hidden), batch * rows, batch, rows)
             x = layers.norm(tape, model.norm, tape.apply(Add(), x, types))
         x = layers.dropout(tape, model.dropout, x)
+        if most == 1 and model.layers > 1:
+            # it represents all layers, and only the first one needs no gradient of its input
+            x.needs_gradient = True
         for layer, model_of_layer in enumerate(find_layer_models(model)[:most]):
             tape.layer = layer
             with open_unit(layer):
@@ -155,7 +159,7 @@ class FSDPUnits:
         self.tape, self.ranks, self.parallel = tape, ranks, parallel
         self.itemsize, self.summed = itemsize, summed
         self.weights: dict[int | None, list[Weight]] = {}
-        for weight in tape.trained:
+        for weight in tape.weights:
             self.weights.setdefault(weight.layer, []).append(weight)
         self.buffers: dict[int | None, Tensor] = {}
 
@@ -289,7 +293,10 @@ class FSDPUnits:
     def reduce(self, layer: int | None, is_complete: bool) -> None:
         """Sum up the gradients of a unit over ranks, of which each gets its shards, and add earlier
         micro-batches; unless later micro-batches are added first."""
-        tape, weights = self.tape, self.weights[layer]
+        tape = self.tape
+        weights = [weight for weight in self.weights[layer] if weight.needs_gradient]
+        if not weights:  # all are frozen
+            return
         if not is_complete:
             self.widen(weights)
             return
@@ -335,7 +342,7 @@ def share_mlps(
         return shared
     probe, parallel = Tape(tape.itemsize, overlap=tape.overlap), "fsdp" if s.zero == 3 else "zero2"
     record(probe, shared._replace(layers=count()))
-    tape.adopt(probe.trained)
+    tape.adopt(probe.weights)
     units = FSDPUnits(tape, owners // tp, parallel, tape.wide, tape.wide)
     units.group = number(0, owners, tp)
     if owners < ranks:
@@ -356,7 +363,7 @@ def _pack(tape: Tape, wide: int) -> None:
 
 def _list_sums(tape: Tape) -> list[Tensor]:
     """Sums of the gradients of earlier micro-batches."""
-    return [weight.gradient_sum for weight in tape.trained if weight.gradient_sum is not None]
+    return [weight.gradient_sum for weight in tape.weights if weight.gradient_sum is not None]
 
 
 def _exchange_buckets(tape: Tape) -> None:
@@ -378,7 +385,7 @@ def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
     """Gather the weights of both units and reduce their gradients, as a single rank would."""
     summed = ITEMSIZE.get(model.reduce_dtype, wide)
     names: dict[int | None, str] = {}
-    if any(weight.layer is None for weight in tape.trained):
+    if any(weight.layer is None for weight in tape.weights):
         names[None] = "ends"
     names[0] = "layers"
     units = FSDPUnits(tape, 1, "fsdp", wide, summed)
@@ -393,12 +400,13 @@ def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
     for unit, name in names.items():
         tape.calls, tape.module = Calls.NEXT, f"exchange.scatter.{name}"
         for weight in units.weights[unit]:
-            weight.gradient = tape.tensor(*weight.shape)
+            if weight.needs_gradient:
+                weight.gradient = tape.tensor(*weight.shape)
         units.reduce(unit, True)
 
 
 class RegionWeights(NamedTuple):
-    """Trained numbers of the regions of a Transformer on one rank.
+    """Numbers of weights of the regions of a Transformer on one rank.
 
     Parameters
     ----------
@@ -411,6 +419,22 @@ class RegionWeights(NamedTuple):
     head: Any
 
 
+class RecordedPart(NamedTuple):
+    """One micro-batch of embeddings, one layer and the head on a rank.
+
+    Parameters
+    ----------
+    graph : Graph
+        Its operations, see `record_part`.
+    weights, trained : RegionWeights
+        Numbers of the weights of each region, and those of them that are trained.
+    """
+
+    graph: Graph
+    weights: RegionWeights
+    trained: RegionWeights
+
+
 def record_part(
     model: Any,
     share: RankShare,
@@ -420,7 +444,7 @@ def record_part(
     fuses_sums: bool = False,
     keeps_fp8: bool = False,
     has_buffers: bool = False,
-) -> tuple[Graph, RegionWeights]:
+) -> RecordedPart:
     """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of
     their weights.
 
@@ -449,9 +473,9 @@ def record_part(
 
     Returns
     -------
-    graph : Graph
-        Operations of the first share, with the sizes of all shares beside them. Their modules are
-        ``embeddings``, ``layers.0`` and ``head``. Collectives are those of the ranks that share
+    part : RecordedPart
+        Operations of the first share, with the sizes of all shares beside them, and numbers of
+        weights. Their modules are ``embeddings``, ``layers.0`` and ``head``. Collectives are those of the ranks that share
         layers. Behind the update follows what replicas do around their messages, with modules that
         begin with ``exchange``: the copies of each gradient in the order in which they are
         computed (``exchange.fill``, ``exchange.empty``); or the unit of a layer and that of all
@@ -460,8 +484,6 @@ def record_part(
         ``exchange.scatter.ends``);
         besides a copy of all gradients (``exchange.whole``), and, with mixed precision that is not
         autocast, of all weights that were updated (``exchange.narrow``).
-    weights : RegionWeights
-        Trained numbers of each region.
 
     Raises
     ------
@@ -475,20 +497,15 @@ def record_part(
     tape.fuses_sums = fuses_sums
     tape.keeps_fp8, tape.fp8_recipe = keeps_fp8, model.fp8_recipe
     record_forward(tape, model, share, 1, nullcontext)
-    in_layer = [number for number, weight in enumerate(tape.trained) if weight.layer == 0]
-    first, end = in_layer[0], in_layer[-1] + 1
-    weights = RegionWeights(
-        embeddings=sum(weight.numel for weight in tape.trained[:first]),
-        layer=sum(weight.numel for weight in tape.trained[first:end]),
-        head=sum(weight.numel for weight in tape.trained[end:]),
-    )
+    weights = _count_by_region(tape)
+    trained = _count_by_region(tape, trained_alone=True)
     wide = 4 if model.mixed else tape.itemsize
     summed = ITEMSIZE.get(model.reduce_dtype, wide) if has_buffers else wide
     for weight in tape.trained:
         weight.gradient_sum = tape.tensor(*weight.shape, itemsize=summed)
     tape.backward()
     if exchange == "shards":
-        for weight in tape.trained:
+        for weight in tape.weights:
             weight.shard = tape.tensor(*weight.shape, itemsize=wide)
             weight.shard.gradient = weight.gradient
     step(tape, model.optimizer, lists=True, fused=model.fused)
@@ -516,4 +533,19 @@ def record_part(
         columns=columns,
         buffers=tuple(buffers),
     )
-    return graph, weights
+    return RecordedPart(graph, weights, trained)
+
+
+def _count_by_region(tape: Tape, *, trained_alone: bool = False) -> RegionWeights:
+    """Numbers of the weights of a tape that has recorded one layer, by region."""
+    in_layer = [number for number, weight in enumerate(tape.weights) if weight.layer == 0]
+    first, end = in_layer[0], in_layer[-1] + 1
+
+    def count(weights: Sequence[Weight]) -> Any:
+        return sum(weight.numel for weight in weights if weight.needs_gradient or not trained_alone)
+
+    return RegionWeights(
+        embeddings=count(tape.weights[:first]),
+        layer=count(tape.weights[first:end]),
+        head=count(tape.weights[end:]),
+    )

@@ -359,7 +359,8 @@ class Accesses:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Trained tensors outside of repeated layers: one element of each array per tensor.
+    """Weights outside of repeated layers, and frozen ones inside: one element of each array per
+    tensor. Those that an update touches are known from it.
 
     Parameters
     ----------

@@ -890,14 +890,14 @@ def order_weights(tape: Tape) -> None:
     """Put the weights of a DLRM in the order of its modules, in which optimizers update them: bottom
     MLP, tables, and all others."""
     order = {"bottom": 0, "embeddings": 1}
-    tape.trained.sort(key=lambda weight: order.get(weight.module, 2))
+    tape.weights.sort(key=lambda weight: order.get(weight.module, 2))
 
 
 def _fill_buckets(tape: Tape) -> None:
     """Let the gradients of each module, and those of ranks that share it, be reduced in buckets of
     their own, or all gradients of a group of ranks in one."""
     modules = {"bottom": 1, "embeddings": 2}
-    for weight in tape.trained:
+    for weight in tape.weights:
         if weight.group is None:
             continue
         if tape.grouped:

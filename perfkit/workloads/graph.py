@@ -199,7 +199,7 @@ class Graph(Tabular):
     buffers : tuple of float or array
         With several configurations: bytes of each buffer; one layer represents all equal ones [B].
     weights : Weights
-        Trained tensors outside of layers.
+        Weights outside of layers, and frozen ones inside.
     owners : Owners
         Modules of weights and of their states, where an optimizer updates them in lists.
     allocations : Allocations
@@ -222,6 +222,8 @@ class Graph(Tabular):
     algorithms : mapping of int to str
         Algorithm of the collectives of a communicator, by its number, where its ranks fill several
         nodes; the library chooses all others.
+    untouched : float
+        Frozen weights that no operation reads as a whole, as those that are looked up in [B].
     """
 
     report_title = "The operations of one iteration on one rank, in program order"
@@ -251,6 +253,7 @@ class Graph(Tabular):
     device: str = ""
     optimizer: str = ""
     algorithms: Mapping[int, str] = field(default_factory=dict)
+    untouched: float = 0.0
 
     def __len__(self) -> int:
         return len(self.labels)

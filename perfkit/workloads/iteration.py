@@ -57,7 +57,7 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
     single rows."""
     tape.module = ""
     # others were updated by the backward pass
-    weights = [weight for weight in tape.trained if weight.stored.gradient is not None]
+    weights = [weight for weight in tape.weights if weight.stored.gradient is not None]
     dense = [weight for weight in weights if weight.row_update is None]
     rows = [weight for weight in weights if weight.row_update is not None]
     chosen = find_optimizer(optimizer)
@@ -205,16 +205,15 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
     """
     sizes = SizeTable()
     rows = _list_rows(tape, sizes)
-    outside = [weight for weight in tape.trained if weight.layer is None]
-    weights = Weights.from_rows([(weight.storage, weight.table is not None) for weight in outside])
+    weights = _list_weights(tape)
     owners = Owners.from_rows([*tape.owners.items()])
     if tape.repeats > 1:
         layout = _lay_out_storages(tape)
         owners = _repeat_owners(tape, layout)
         rows = _repeat(rows, tape, layout)
-        weights = replace(weights, buffer=layout.number[weights.buffer])
+        weights = _repeat_weights(weights, tape, layout)
     noted: Sequence[LaunchWait] = tape.waits
-    if any(weight.bucket is not None for weight in tape.trained):
+    if any(weight.bucket is not None for weight in tape.weights):
         rows, noted = _reduce(rows, sizes, noted, grouped=tape.grouped)
     unknown = np.broadcast_to(np.nan, len(rows.labels))
     frame = Graph(
@@ -223,6 +222,7 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
         replace(rows.accesses, nbytes=np.broadcast_to(np.nan, len(rows.accesses))),
         tuple(tape.tables),
         _count(tape, tape.trained)[1],
+        untouched=_measure_untouched(tape),
         weights=weights,
         owners=owners,
         waits=_list_waits(rows.labels, noted) if tape.overlap else None,
@@ -269,6 +269,28 @@ def _number_sizes(
     numbers = sizes.add_all(chain.from_iterable(records))
     columns = np.array(numbers, dtype=np.intp).reshape(len(records), len(names)).T.copy()
     return dict(zip(names, columns, strict=True))
+
+
+def _list_weights(tape: Tape) -> Weights:
+    """Weights outside of layers, and what a rank stores of frozen ones, which no update touches."""
+    rows = []
+    for weight in tape.weights:
+        if weight.layer is None:
+            rows.append((weight.storage, weight.table is not None))
+        is_listed = weight.layer is None and weight.shard is None
+        if not weight.needs_gradient and not is_listed:
+            rows.append((weight.stored.storage, False))
+    return Weights.from_rows(rows)
+
+
+def _measure_untouched(tape: Tape) -> float:
+    """Bytes of frozen weights outside of layers that no operation reads as a whole [B]."""
+    touched = {access.storage for step in tape.operations for access in step.accesses}
+    nbytes = 0.0
+    for weight in tape.weights:
+        if not weight.needs_gradient and weight.stored.storage not in touched:
+            nbytes += float(weight.stored.nbytes)
+    return nbytes
 
 
 class _StorageLayout(NamedTuple):
@@ -374,6 +396,19 @@ def _repeat_owners(tape: Tape, layout: _StorageLayout) -> Owners:
         modules += names[module]
         buffers += [number + layout.outside + layer * layout.inside for layer in layers]
     return Owners(np.array(buffers, dtype=np.intp), tuple(modules))
+
+
+def _repeat_weights(weights: Weights, tape: Tape, layout: _StorageLayout) -> Weights:
+    """The same weights, those of a layer for each of the layers that it represents."""
+    rows: list[tuple[int, bool]] = []
+    for storage, is_table in zip(weights.buffer.tolist(), weights.is_table.tolist(), strict=True):
+        recorded, number = tape.storage_layers[storage], int(layout.number[storage])
+        if recorded is None:
+            rows.append((number, is_table))
+            continue
+        for layer in _list_layers(recorded, tape.repeats):
+            rows.append((number + layout.outside + layer * layout.inside, is_table))
+    return Weights.from_rows(rows)
 
 
 def _rename_module(module: str, recorded: int, layer: int) -> str:

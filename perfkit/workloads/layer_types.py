@@ -644,7 +644,10 @@ class LayerNorm(Layer):
         """Append `native_layer_norm_backward`."""
         dx, dw, db = tape.like(self.x), tape.like(self.weight), tape.like(self.bias)
         reads = [dy, self.x, self.mean, self.inverse, self.weight, self.bias]
-        tape.rowwise("native_layer_norm_backward", reads, [dx, dw, db])
+        writes = [dx]
+        if self.weight.needs_gradient:
+            writes += [dw, db]
+        tape.rowwise("native_layer_norm_backward", reads, writes)
         tape.pass_on(self.x, dx)
         tape.pass_on(self.weight, dw)
         tape.pass_on(self.bias, db)
@@ -671,7 +674,8 @@ class RmsNorm(Layer):
         """Append `_fused_rms_norm_backward`."""
         dx, dw = tape.like(self.x), tape.like(self.weight)
         reads = [dy, self.x, self.inverse, self.weight]
-        tape.rowwise("_fused_rms_norm_backward", reads, [dx, dw], RMS_NORM_BACKWARD)
+        writes = [dx, dw] if self.weight.needs_gradient else [dx]
+        tape.rowwise("_fused_rms_norm_backward", reads, writes, RMS_NORM_BACKWARD)
         tape.pass_on(self.x, dx)
         tape.pass_on(self.weight, dw)
 
@@ -861,7 +865,10 @@ def split(tape: Tape, x: Tensor, widths: Sequence[Any]) -> list[Tensor]:
         The parts.
     """
     *leading, width = x.shape
-    views = [Tensor(x.storage, (*leading, part), x.itemsize, True, x.layer) for part in widths]
+    views = [
+        Tensor(x.storage, (*leading, part), x.itemsize, x.needs_gradient, x.layer)
+        for part in widths
+    ]
 
     def backward() -> None:
         dx = tape.like(x)
@@ -869,7 +876,8 @@ def split(tape: Tape, x: Tensor, widths: Sequence[Any]) -> list[Tensor]:
         tape.copy("cat", gradients, [dx], rows=len(widths) * x.numel // width)
         tape.pass_on(x, dx)
 
-    tape.node(backward)
+    if x.needs_gradient:
+        tape.node(backward)
     return views
 
 

@@ -72,6 +72,15 @@ def linear(
     return tape.apply(Linear(), *operands)
 
 
+def add_adapter(tape: Tape, rank: int, x: Tensor, y: Tensor) -> Tensor:
+    """The result `y` of a linear layer plus that of its low-rank adapter (LoRA, arXiv:2106.09685,
+    section 4.1): a product to `rank` columns and one back, times a number."""
+    down = tape.parameter(rank, x.shape[-1], is_adapter=True)
+    up = tape.parameter(y.shape[-1], rank, is_adapter=True)
+    adapted = tape.apply(Scale(), linear(tape, linear(tape, x, down), up))
+    return tape.apply(Add(), y, adapted)
+
+
 def _narrow(tape: Tape, weight: Weight) -> Tensor:
     """A weight in the data type of products, cast at its first use in a micro-batch."""
     if weight.narrow is None:
@@ -208,8 +217,9 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         tape.calls = Calls.EACH
         again = run(x)
         again.root.gradient, y.root.gradient = y.root.gradient, None
-        # the backward pass of a sum or a product does not need its result
-        for name in ("add", "mm"):
+        # the backward pass of a sum or a product does not need its result; behind the last product
+        # of a layer is the residual sum, and with an adapter its scale and another sum
+        for name in ("add", "add", "mul", "mm"):
             if tape.operations[-1].label.name.endswith(name):
                 tape.operations.pop()
 
@@ -243,7 +253,7 @@ def eager_attention(
 def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -> Tensor:
     """A permuted view; its gradient is copied back in order at once, or (`lazy`) by the operation
     that reads it."""
-    out = Tensor(x.storage, shape, x.itemsize, True, x.layer)
+    out = Tensor(x.storage, shape, x.itemsize, x.needs_gradient, x.layer)
 
     def backward() -> None:
         gradient = tape.gradient(out).view(*x.shape)
@@ -251,7 +261,8 @@ def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -
             tape.strided.add(gradient.storage)
         tape.pass_on(x, gradient if lazy else contiguous(tape, gradient, run))
 
-    tape.node(backward)
+    if x.needs_gradient:
+        tape.node(backward)
     return out
 
 

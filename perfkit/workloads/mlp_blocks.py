@@ -23,17 +23,17 @@ from perfkit.workloads.rank_share import SHARING_EXPERT, RankShare, exchange_tok
 from perfkit.workloads.tape import Tape
 
 
-def _activate(tape: Tape, model: Any, product: Callable[[Any], Tensor], inner: Any) -> Tensor:
+def _activate(tape: Tape, model: Any, product: Callable[[str, Any], Tensor], inner: Any) -> Tensor:
     """A product of `inner` numbers of each token with its activation, which gates a second product in
-    some models. Both are one product if they are joined."""
+    some models. Both are one product if they are joined. `product` takes a name and a width."""
     activation = make_activation(model)
     if not model.gated:
-        return tape.apply(activation, product(inner))
+        return tape.apply(activation, product("up_proj", inner))
     if model.joined == "all":
-        gate, up = split(tape, product(2 * inner), [inner, inner])
+        gate, up = split(tape, product("gate_up_proj", 2 * inner), [inner, inner])
         return tape.apply(Multiply(), tape.apply(activation, gate), up)
-    gate = tape.apply(activation, product(inner))
-    return tape.apply(Multiply(), gate, product(inner))
+    gate = tape.apply(activation, product("gate_proj", inner))
+    return tape.apply(Multiply(), gate, product("up_proj", inner))
 
 
 def feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
@@ -43,8 +43,10 @@ def feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
 
 def _multiply_twice(tape: Tape, model: Any, x: Tensor, inner: Any) -> Tensor:
     """Two products with an activation of `inner` numbers of each token between."""
-    activated = _activate(tape, model, lambda width: project(tape, model, x, width), inner)
-    return project(tape, model, activated, model.hidden)
+    activated = _activate(
+        tape, model, lambda name, width: project(tape, model, x, width, name), inner
+    )
+    return project(tape, model, activated, model.hidden, "down_proj")
 
 
 def mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
@@ -67,7 +69,7 @@ def mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     wide = _activate(
         tape,
         model,
-        lambda width: _multiply_experts(
+        lambda _, width: _multiply_experts(
             tape, model, gathered, tape.parameter(local, hidden, width)
         ),
         inner,

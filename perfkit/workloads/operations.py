@@ -66,7 +66,7 @@ class Tensor:
 
 @dataclass(slots=True, eq=False)
 class Weight(Tensor):
-    """A trained tensor, and what is known of it.
+    """A weight, trained if it needs a gradient or else frozen, and what is known of it.
 
     Parameters
     ----------

@@ -95,8 +95,13 @@ def exchange_tokens(tape: Tape, x: Tensor, share: RankShare, *, ahead: bool) -> 
     return out
 
 
-def project(tape: Tape, model: Any, x: Tensor, width: Any) -> Tensor:
-    """A linear layer, with a bias if the model has biases."""
+def project(tape: Tape, model: Any, x: Tensor, width: Any, name: str = "") -> Tensor:
+    """A linear layer, with a bias if the model has biases, and an adapter if the model has one on
+    products of this `name`."""
     weight = tape.parameter(width, x.shape[-1])
     bias = tape.parameter(width) if model.bias else None
-    return layers.linear(tape, x, weight, bias, fp8=model.dtype == "fp8" and tape.layer is not None)
+    fp8 = model.dtype == "fp8" and tape.layer is not None
+    y = layers.linear(tape, x, weight, bias, fp8=fp8)
+    if name in model.adapted:
+        return layers.add_adapter(tape, model.lora_rank, x, y)
+    return y

@@ -478,7 +478,8 @@ def _choose_usual(workload: Any, strategy: Strategy | None, execution: str | Non
         has_buffers = np.array([stack.buffers for stack in usual]).reshape(np.shape(strategy.ranks))
         buffers = strategy.buffers | has_buffers | workload.fused_accumulation
         strategy = replace(strategy, buffers=buffers if buffers.ndim else bool(buffers))
-        if any(stack.fused_accumulation for stack in usual):
+        fuses = any(stack.fused_accumulation for stack in usual)
+        if fuses and not workload.lora_rank:  # adapters are refused with buffers
             keeps = workload.dtype == "fp8"  # which Transformer Engine runs
             workload = replace(workload, fused_accumulation=True, keeps_fp8=keeps)
     if not isinstance(workload, Transformer):
@@ -756,6 +757,15 @@ def _divide_batch(model: Transformer, strategy: Strategy, ranks: int) -> Strateg
     return replace(strategy, micro_batch=int(model.batch) // (count * model.accumulate))
 
 
+def _check_adapters(model: Transformer, stack: Stack) -> None:
+    """Raise a ValueError where gradients of adapters would be added to buffers."""
+    if model.lora_rank and (stack.buffers or stack.fused_accumulation):
+        raise ValueError(
+            f"stack is {stack.name!r} and lora_rank {model.lora_rank}; this software adds gradients to "
+            "buffers, with which adapters were never checked; take a stack such as 'ddp' or 'fsdp'"
+        )
+
+
 def apply_facts(model: Transformer, stack: Stack) -> Transformer:
     """A Transformer with the facts of a stack that say how a rank computes.
 
@@ -770,7 +780,13 @@ def apply_facts(model: Transformer, stack: Stack) -> Transformer:
     -------
     model : Transformer
         With these settings, where they were left at their defaults.
+
+    Raises
+    ------
+    ValueError
+        For low-rank adapters with buffers of gradients.
     """
+    _check_adapters(model, stack)
     facts: dict[str, Any] = {}
     if model.attention == "fused" and stack.attention:
         facts["attention"] = stack.attention
@@ -806,7 +822,13 @@ def share_states(model: Transformer, strategy: Strategy, stack: Stack) -> Strate
         `zero` where it is 0, `tiled` and `overlap_experts` where they are False, experts only where
         ranks share them, in schedules that can overlap their messages; and `buffers`: where the stack
         has them, and for fp32 masters of replicas that share nothing.
+
+    Raises
+    ------
+    ValueError
+        For low-rank adapters with buffers of gradients.
     """
+    _check_adapters(model, stack)
     facts: dict[str, Any] = {}
     if stack.zero:
         zero = np.where(np.equal(strategy.zero, 0), stack.zero, strategy.zero)

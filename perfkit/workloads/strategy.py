@@ -582,7 +582,8 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         ``layers``, whether each chunk gets one; the first chunk of all and the last one may do
         without, if they are stated and not the only ones of their stage, see `spread_chunks`. With
         ``interleaved`` the stages must divide the micro-batches. The first chunk of several stages
-        holds all `dense_layers`, and one more.
+        holds all `dense_layers`, and one more. Low-rank adapters, ``lora_rank``, need replicas of
+        the whole model without buffers.
     """
     kv_heads = model.kv_heads or model.heads
     ranks_sharing_heads = s.tp * np.where(s.ulysses, s.cp, 1)
@@ -609,6 +610,8 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     of_first_chunk = spread.count_layers(s, 0, 0)
     holds_dense = (model.dense_layers == 0) | np.equal(s.pp, 1)
     holds_dense = holds_dense | (of_first_chunk > model.dense_layers)
+    # adapters were checked on replicas of a whole model alone
+    adapters_fit = s.alone | np.equal(model.lora_rank, 0)
     return {
         "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
@@ -616,6 +619,7 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         "batch": is_whole & (np.logical_not(interleaves) | stages_divide),
         "layers": enough & first_fits & last_fits,
         "dense_layers": holds_dense,
+        "lora_rank": adapters_fit,
     }
 
 
@@ -657,6 +661,11 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
         return f"cp, {s.cp}, and tp with sequence_parallel, {s.tp}, must divide it"
     if name == "experts":
         return f"ep, {s.ep}, must divide it, and etp, {s.etp}, needs experts"
+    if name == "lora_rank":
+        return (
+            "adapters are modelled on replicas of the whole model alone: take tp, pp, cp and ep 1, and a "
+            "stack without buffers of gradients, such as 'ddp' or 'fsdp'"
+        )
     return (
         f"each of {s.pp} x {s.chunks} chunks (pp x chunks) needs one, beside first_layers, "
         f"{s.first_layers}, and last_layers, {s.last_layers}"

@@ -169,7 +169,9 @@ class Tape:
         self.index = 8  # bytes of an index
         self.phase, self.module = "forward", ""
         self.layer: int | None = None  # of what is recorded now
-        self.trained: list[Weight] = []  # in the order of their first use
+        self.weights: list[Weight] = []  # in the order of their first use
+        #: Whether adapters alone are trained, and all other weights are frozen.
+        self.trains_adapters_alone = False
         self._next_weight = 0  # position of the weight that the next call of `parameter` returns
         self.tables: list[EmbeddingTable] = []
         self.operations: list[RecordedOperation] = []
@@ -199,22 +201,35 @@ class Tape:
         storage = self._add_storage()
         return Tensor(storage, shape, itemsize or self.itemsize, needs_gradient, self.layer)
 
+    def _align_first_layer(self) -> None:
+        """Give the first layer as many storages as the second one, if its backward pass was shorter:
+        a storage has the same number in each of the layers that are repeated."""
+        missing = self.storage_layers.count(1) - self.storage_layers.count(0)
+        if self.trains_adapters_alone and self.repeats > 1:
+            self.storage_layers += [0] * max(missing, 0)
+
     def _add_storage(self) -> int:
         """The number of a new storage."""
         self.storage_layers.append(self.layer)
         return len(self.storage_layers) - 1
 
-    def parameter(self, *shape: Any, itemsize: int = 0) -> Weight:
+    @property
+    def trained(self) -> list[Weight]:
+        """The weights that are trained; frozen ones have no gradient."""
+        return [weight for weight in self.weights if weight.needs_gradient]
+
+    def parameter(self, *shape: Any, itemsize: int = 0, is_adapter: bool = False) -> Weight:
         """A weight: a new one, or the known one if layers are recorded again, see
-        `reuse_weights`."""
+        `reuse_weights`. It is trained, unless adapters alone are and it is none."""
         position = self._next_weight
         self._next_weight += 1
-        if position == len(self.trained):
-            weight = self._make_weight(shape, itemsize or self.wide, self.layer)
+        if position == len(self.weights):
+            trained = is_adapter or not self.trains_adapters_alone
+            weight = self._make_weight(shape, itemsize or self.wide, self.layer, trained=trained)
             weight.module = self.module
-            self.trained.append(weight)
+            self.weights.append(weight)
             return weight
-        known = self.trained[position]
+        known = self.weights[position]
         if (known.module, len(known.shape)) != (self.module, len(shape)):
             raise RuntimeError(
                 f"weight {position} is recorded again as one of {self.module!r} with "
@@ -230,7 +245,7 @@ class Tape:
 
     def list_weights_since(self, mark: int) -> list[Weight]:
         """The weights that layers have used since the mark."""
-        return self.trained[mark : self._next_weight]
+        return self.weights[mark : self._next_weight]
 
     def reuse_weights(self, mark: int = 0) -> None:
         """Let the layers that are recorded next be those recorded since the mark: they get the same
@@ -248,13 +263,17 @@ class Tape:
         """Take the weights that another tape has found, in the order of their first use. Their
         storages are new here, and only their places in the model are known."""
         for weight in weights:
-            adopted = self._make_weight(weight.shape, weight.itemsize, weight.layer)
+            adopted = self._make_weight(
+                weight.shape, weight.itemsize, weight.layer, trained=weight.needs_gradient
+            )
             adopted.module = weight.module
-            self.trained.append(adopted)
+            self.weights.append(adopted)
 
-    def _make_weight(self, shape: tuple[Any, ...], itemsize: int, layer: int | None) -> Weight:
+    def _make_weight(
+        self, shape: tuple[Any, ...], itemsize: int, layer: int | None, *, trained: bool
+    ) -> Weight:
         """A weight with a storage of its own."""
-        return Weight(self._add_storage(), shape, itemsize, True, layer)
+        return Weight(self._add_storage(), shape, itemsize, trained, layer)
 
     def like(self, tensor: Tensor) -> Tensor:
         """A tensor of the same shape and data type, with a storage of its own."""
@@ -775,8 +794,9 @@ class Tape:
         """Go on with the next micro-batch: gradients become sums of earlier ones, and weights are
         cast once more."""
         self.is_first_micro_batch = False
+        self._align_first_layer()
         self.phase = "forward"
-        for weight in self.trained:
+        for weight in self.weights:
             weight.narrow = None
             weight.gradient_sum, weight.gradient = weight.gradient, None
             shard = weight.shard
@@ -813,7 +833,7 @@ def accumulate(tape: Tape, weight: Tensor) -> None:
 def contiguous(tape: Tape, x: Tensor, run: Any = None) -> Tensor:
     """A copy of a permuted view with its elements in order, `run` at a time; a gradient passes
     through."""
-    out = tape.tensor(*x.shape, itemsize=x.itemsize, needs_gradient=True)
+    out = tape.tensor(*x.shape, itemsize=x.itemsize, needs_gradient=x.needs_gradient)
     out.root = x.root
     if run is None:
         run = x.shape[-1]

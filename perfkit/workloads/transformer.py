@@ -14,6 +14,7 @@ from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.models.experts import Imbalance
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.activations import ACTIVATIONS
+from perfkit.workloads.adapters import check_modules, list_adapted
 from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.blocks import PARALLEL, FSDPUnits, record_forward
 from perfkit.workloads.fp8 import RECIPES
@@ -234,6 +235,16 @@ class Transformer:
     fp8_recipe : str
         What of an operand of a product in fp8 has a scale of its own, see `Stack.fp8_recipe`; empty
         for known scales.
+    lora_rank : int
+        Columns of low-rank adapters (LoRA, arXiv:2106.09685); 0 for none. With adapters they alone
+        are trained, and all other weights are frozen: these have no gradients and no states, are
+        not reduced, and pass gradients on down to the first adapter. All weights are in `dtype`.
+        The number by which adapters are scaled, alpha over the rank, changes no time [-].
+    lora_modules : str or sequence of str
+        The products of a layer that get an adapter: ``all-linear``, ``attention``, ``mlp``, or some
+        of ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``gate_proj``, ``up_proj``,
+        ``down_proj``. Where queries, keys and values are one product, as in GPT-2, it gets one
+        adapter.
     vocabulary_multiple : int
         The vocabulary is padded to a multiple of this on each rank that shares products, as
         Megatron-LM does with ``--make-vocab-size-divisible-by`` [-].
@@ -297,6 +308,8 @@ class Transformer:
     fused_accumulation: bool = False
     keeps_fp8: bool = False
     fp8_recipe: str = ""
+    lora_rank: int = 0
+    lora_modules: str | Sequence[str] = "all-linear"
     vocabulary_multiple: int = 1
     family: str = field(default="transformer", repr=False)
 
@@ -310,7 +323,7 @@ class Transformer:
         )
         for key in (
             *("kv_heads", "head_width", "inner", "experts", "expert_width", "shared_experts"),
-            *("shared_width", "dense_layers"),
+            *("shared_width", "dense_layers", "lora_rank"),
         ):
             count = check_positive(key, getattr(self, key), integer=True, zero=True)
             set_fields(self, **{key: count})
@@ -328,6 +341,7 @@ class Transformer:
             capacity=check_positive("capacity", self.capacity, maximum=1e3),
             dropout=check_positive("dropout", self.dropout, maximum=1.0, zero=True),
             imbalance=_check_imbalance(self.imbalance, self.experts, top_k),
+            lora_modules=check_modules(self.lora_modules),
         )
         check_type("parallel", self.parallel, str)
         if self.parallel == "hsdp":
@@ -343,6 +357,7 @@ class Transformer:
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
         if self.fused:
             optimizer.operations("fused")  # an error if there is no such kernel
+        _check_adapters(self)
         heads_per_group = self.heads % (self.kv_heads or 1)
         refuse_sizes(
             heads_per_group != 0,
@@ -566,6 +581,22 @@ class Transformer:
         return self.top_k * self.capacity
 
     @property
+    def joins_qkv(self) -> bool:
+        """Whether queries, keys and values come from one product: as `joined` says, else in models like
+        GPT-2."""
+        if self.joined:
+            return self.joined != "none"
+        as_many_keys = np.all((self.kv_heads or self.heads) == self.heads)
+        return bool(self.causal and not self.rotary and as_many_keys)
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """The products of a layer that have an adapter."""
+        if not self.lora_rank:
+            return ()
+        return list_adapted(self.lora_modules, gated=self.gated, joins_qkv=self.joins_qkv)
+
+    @property
     def spread_of_tokens(self) -> Imbalance:
         """How tokens are spread over experts."""
         return Imbalance.read(self.imbalance)
@@ -586,6 +617,8 @@ class Transformer:
                 said.append(f"{self.dense_layers} dense layers")
             if not self.spread_of_tokens.is_balanced:
                 said.append(f"imbalance {show(self.imbalance)}")
+        if self.lora_rank > 0:
+            said.append(f"LoRA rank {self.lora_rank} on {show(self.lora_modules)}")
         if self.accumulate > 1:
             said.append(f"accumulate {self.accumulate}")
         if self.parallel != "ddp":
@@ -666,6 +699,41 @@ def _check_recipe(recipe: str, dtype: str) -> None:
         )
 
 
+def _check_adapters(model: Transformer) -> None:
+    """Check the products that get adapters, and refuse what was never checked with them."""
+    if not model.lora_rank:
+        return
+    # an error for a product that the model does not have
+    list_adapted(model.lora_modules, gated=model.gated, joins_qkv=model.joins_qkv)
+    faults = {
+        "experts": (model.experts, 0),
+        "mixed": (model.mixed, False),
+        "fused_accumulation": (model.fused_accumulation, False),
+    }
+    for name, (value, only) in faults.items():
+        if value != only:
+            raise ValueError(
+                f"lora_rank is {model.lora_rank} and {name} is {value!r}; adapters are modelled with "
+                f"{name} {only!r} alone; take this, or leave lora_rank out"
+            )
+    for name in ("hidden", "heads", "vocabulary", "positions"):
+        if np.ndim(getattr(model, name)):
+            raise ValueError(
+                f"lora_rank is {model.lora_rank} and {name} is an array; with adapters only batch and "
+                f"sequence are arrays; take one {name}"
+            )
+    if model.joined == "all":
+        raise ValueError(
+            f"lora_rank is {model.lora_rank} and joined is 'all'; adapters of a product that is gate and "
+            "value in one are not modelled; take joined='attention'"
+        )
+    if model.dtype == "fp8":
+        raise ValueError(
+            f"lora_rank is {model.lora_rank} and dtype is 'fp8'; adapters are not modelled beside "
+            "products in fp8; take dtype='bf16'"
+        )
+
+
 def _check_imbalance(imbalance: Any, experts: int, top_k: int) -> float | tuple[float, ...]:
     """Check how tokens are spread over experts: an exponent, or a count for each expert."""
     if isinstance(imbalance, np.ndarray):
@@ -717,7 +785,7 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
         record_forward(probe, model, share, most, nullcontext)
         wide = 4 if model.mixed else tape.itemsize
         summed = ITEMSIZE.get(model.reduce_dtype, wide)
-        tape.adopt(probe.trained)
+        tape.adopt(probe.weights)
         open_unit = FSDPUnits(tape, ranks, model.parallel, wide, summed).open
     elif model.reduce_dtype and ranks > 1:
         fault = f"reduce_dtype is {model.reduce_dtype!r} and parallel 'ddp', whose gradients are summed up as they are"

@@ -141,6 +141,8 @@ TRANSFORMER = {
     "shared_gate": MOSTLY_FALSE,
     "dense_layers": (0, 0, 1, 2**20),
     "expert_interval": (1, 1, 2),
+    "lora_rank": (0, 0, 0, 0, 8, 2**20),
+    "lora_modules": ("all-linear", ("q_proj", "v_proj"), "mlp", ["o_proj"]),
 }
 TABLE = {
     "pooling": (1, 2.5, 8),
