@@ -287,7 +287,7 @@ def _measure_stage(case: Case, software: _Software, stage: _Stage) -> HeldMemory
         communication=fullest.gathered + unreduced + messages,
         workspace=fullest.scratch,
     )
-    shards = weights.all / weights.owners
+    shards = weights.trained.all / weights.owners
     return move_held(case, held, shards, whole_buffers=software.whole_buffers)
 
 

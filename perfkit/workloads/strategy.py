@@ -611,7 +611,8 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     holds_dense = (model.dense_layers == 0) | np.equal(s.pp, 1)
     holds_dense = holds_dense | (of_first_chunk > model.dense_layers)
     # adapters were checked on replicas of a whole model alone
-    adapters_fit = s.alone | np.equal(model.lora_rank, 0)
+    keeps_states = np.equal(s.offload, "none")
+    adapters_fit = s.alone & keeps_states | np.equal(model.lora_rank, 0)
     return {
         "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
@@ -663,8 +664,8 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
         return f"ep, {s.ep}, must divide it, and etp, {s.etp}, needs experts"
     if name == "lora_rank":
         return (
-            "adapters are modelled on replicas of the whole model alone: take tp, pp, cp and ep 1, and a "
-            "stack without buffers of gradients, such as 'ddp' or 'fsdp'"
+            "adapters are modelled on replicas of the whole model alone: take tp, pp, cp and ep 1, no "
+            "offload, and a stack without buffers of gradients, such as 'ddp' or 'fsdp'"
         )
     return (
         f"each of {s.pp} x {s.chunks} chunks (pp x chunks) needs one, beside first_layers, "
