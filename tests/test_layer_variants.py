@@ -54,7 +54,9 @@ class Block(nn.Module):
     def make_norm(self) -> nn.Module:
         if self.model.norm == "rms":
             return nn.RMSNorm(self.model.hidden)
-        return nn.LayerNorm(self.model.hidden)
+        if self.model.norm == "layer_plain":
+            return nn.LayerNorm(self.model.hidden, elementwise_affine=False)
+        return nn.LayerNorm(self.model.hidden, bias=self.model.norm == "layer")
 
     def make_products(self, widths: list[int], *, joined: bool) -> nn.ModuleList:
         if joined:
@@ -90,8 +92,14 @@ class Block(nn.Module):
         return self.down(self.activate(self.mlp[0](x)) * self.mlp[1](x))
 
     def forward(self, x: Any) -> Any:
-        x = x + self.attend(self.before_attention(x))
-        return x + self.feed(self.before_mlp(x))
+        scale = 0.22 if self.model.scaled_branches else None
+        x = x + multiply(self.attend(self.before_attention(x)), scale)
+        return x + multiply(self.feed(self.before_mlp(x)), scale)
+
+
+def multiply(x: Any, number: float | None) -> Any:
+    """A tensor times a number, or as it is."""
+    return x if number is None else x * number
 
 
 class Words(nn.Module):
@@ -103,11 +111,15 @@ class Words(nn.Module):
         self.positions = nn.Embedding(model.positions, model.hidden)
         self.block = Block(model)
         self.norm = self.block.make_norm()
-        self.head = nn.Linear(model.hidden, model.vocabulary, bias=False)
+        self.head = nn.Linear(model.hidden, model.vocabulary, bias=model.head_bias)
+        self.scale_of_words = 8.0 if model.scaled_embeddings else None
+        self.scale_of_logits = 0.06 if model.scaled_logits else None
 
     def forward(self, tokens: Any) -> Any:
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.head(self.norm(self.block(self.words(tokens) + self.positions(places))))
+        words = multiply(self.words(tokens), self.scale_of_words)
+        logits = self.head(self.norm(self.block(words + self.positions(places))))
+        return multiply(logits, self.scale_of_logits)
 
 
 def build(model: Transformer) -> Any:
@@ -149,6 +161,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grouped and joined": {"activation": "gelu", "joined": "attention", "kv_heads": 2},
     "geglu": {"activation": "gelu_tanh", "gated": True, "joined": "none", "inner": 96},
     "phi-3": {"activation": "silu", "gated": True, "joined": "all", "inner": 96, "bias": False},
+    "gemma": {
+        **{"activation": "gelu_tanh", "gated": True, "joined": "none", "inner": 96, "bias": False},
+        **{"norm": "rms", "scaled_embeddings": True},
+    },
+    "granite": {
+        **{"activation": "silu", "gated": True, "joined": "none", "inner": 96, "bias": False},
+        **{
+            "norm": "rms",
+            "scaled_embeddings": True,
+            "scaled_branches": True,
+            "scaled_logits": True,
+        },
+    },
+    "a bias of the head": {"activation": "relu", "joined": "none", "head_bias": True},
+    "norms with a weight": {"activation": "gelu", "joined": "attention", "norm": "layer_weight"},
+    "norms without weights": {"activation": "gelu", "joined": "attention", "norm": "layer_plain"},
     "one head of keys": {"activation": "relu", "joined": "all", "kv_heads": 1, "norm": "rms"},
 }
 
@@ -184,3 +212,11 @@ def test_joined_products_change_no_number_of_parameters_and_no_flop() -> None:
     assert joined.parameters == apart.parameters
     assert joined.column("flops").sum() == apart.column("flops").sum()
     assert len(joined.labels) < len(apart.labels)
+
+
+def test_roberta_has_one_type_of_tokens() -> None:
+    """Its embedding of types has a row less than BERT's."""
+    bert = Transformer.bert(**{**SIZES, "heads": 2}).graphs()[0]
+    roberta = Transformer.bert(**{**SIZES, "heads": 2}, token_types=1).graphs()[0]
+    assert bert.parameters - roberta.parameters == SIZES["hidden"]
+    assert [label.name for label in bert.labels] == [label.name for label in roberta.labels]

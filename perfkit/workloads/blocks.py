@@ -17,9 +17,7 @@ from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph, step
 from perfkit.workloads.layer_kinds import find_layer_models
-from perfkit.workloads.layer_types import (
-    Add,
-)
+from perfkit.workloads.layer_types import Add, Scale
 from perfkit.workloads.layers import MLPParallelism
 from perfkit.workloads.mlp_blocks import feed_forward, mix_experts
 from perfkit.workloads.operations import Tensor, Weight
@@ -60,10 +58,13 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
         positions = None if model.rotary else tape.parameter(model.positions, hidden)
         x = layers.look_up(tape, words, tokens, batch, sequence)
         x = exchange_tokens(tape, x, share, ahead=False)
+        if model.scaled_embeddings:
+            x = tape.apply(Scale(), x)
         if positions:
             x = tape.apply(Add(), x, layers.look_up(tape, positions, rows, rows))
         if not model.causal:
-            types = layers.look_up(tape, tape.parameter(2, hidden), batch * rows, batch, rows)
+            of_types = tape.parameter(model.token_types, hidden)
+            types = layers.look_up(tape, of_types, batch * rows, batch, rows)
             x = layers.norm(tape, model.norm, tape.apply(Add(), x, types))
         x = layers.dropout(tape, model.dropout, x)
         if most == 1 and model.layers > 1:
@@ -80,7 +81,12 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
         x = exchange_tokens(tape, layers.norm(tape, model.norm, x), share, ahead=True)
         columns = share.words(model)
         weight = words if model.tie else tape.parameter(columns, hidden)
-        logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(columns))
+        bias = None
+        if model.head_bias or not model.causal:
+            bias = tape.parameter(columns)
+        logits = layers.linear(tape, x, weight, bias)
+        if model.scaled_logits:
+            logits = tape.apply(Scale(), logits)
     if np.any(share.tensor > 1):
         # largest logit, sum of exponentials, and logit of the label
         for _ in range(3):
@@ -114,6 +120,8 @@ def _layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
             branch = body(tape, model, share, branch)
             branch = exchange_tokens(tape, branch, share, ahead=False)
         branch = layers.dropout(tape, model.dropout, branch)
+        if model.scaled_branches:
+            branch = tape.apply(Scale(), branch)
         x = tape.apply(Add(), x, branch)
         if not model.causal:
             x = layers.norm(tape, model.norm, x)

@@ -628,29 +628,30 @@ class Softmax(Layer):
 
 
 class LayerNorm(Layer):
-    """Norm of each row by its mean and deviation, with trained weight and bias:
-    `native_layer_norm`, which stores both. Backward: `native_layer_norm_backward`."""
+    """Norm of each row by its mean and deviation, with trained weight and bias, a weight alone or
+    neither: `native_layer_norm`, which stores both. Backward: `native_layer_norm_backward`."""
 
-    def forward(self, tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(self, tape: Tape, x: Tensor, *trained: Tensor) -> Tensor:
         """Append `native_layer_norm`."""
-        self.x, self.weight, self.bias = x, weight, bias
+        self.x, self.trained = x, trained
         rows = x.numel // x.shape[-1]
         self.mean, self.inverse = (tape.tensor(rows, itemsize=tape.wide) for _ in range(2))
-        y = tape.tensor(*x.shape, itemsize=_widest(x, weight))
-        tape.rowwise("native_layer_norm", [x, weight, bias], [y, self.mean, self.inverse])
+        y = tape.tensor(*x.shape, itemsize=_widest(x, *trained))
+        tape.rowwise("native_layer_norm", [x, *trained], [y, self.mean, self.inverse])
         return y
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append `native_layer_norm_backward`."""
-        dx, dw, db = tape.like(self.x), tape.like(self.weight), tape.like(self.bias)
-        reads = [dy, self.x, self.mean, self.inverse, self.weight, self.bias]
+        dx = tape.like(self.x)
+        gradients = [tape.like(weight) for weight in self.trained]
+        reads = [dy, self.x, self.mean, self.inverse, *self.trained]
         writes = [dx]
-        if self.weight.needs_gradient:
-            writes += [dw, db]
+        if any(weight.needs_gradient for weight in self.trained):
+            writes += gradients
         tape.rowwise("native_layer_norm_backward", reads, writes)
         tape.pass_on(self.x, dx)
-        tape.pass_on(self.weight, dw)
-        tape.pass_on(self.bias, db)
+        for weight, gradient in zip(self.trained, gradients, strict=True):
+            tape.pass_on(weight, gradient)
 
 
 #: What norms by the root mean square compute: a finer class of layer norms.

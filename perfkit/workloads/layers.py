@@ -48,6 +48,9 @@ from perfkit.workloads.symbolic_sizes import SymbolicSize
 from perfkit.workloads.tables import EmbeddingTable, list_laws, take_part
 from perfkit.workloads.tape import Calls, Tape, contiguous
 
+#: Norms of rows by name, see `norm`.
+NORMS = ("layer", "rms", "layer_weight", "layer_plain")
+
 
 def cast(tape: Tape, x: Tensor, itemsize: int) -> Tensor:
     """The same numbers in another data type, or the tensor itself if it has this type already."""
@@ -159,12 +162,16 @@ def mlp_with_epilogues(tape: Tape, x: Tensor, widths: Sequence[int], *, last_rel
 
 
 def norm(tape: Tape, kind: str, x: Tensor) -> Tensor:
-    """Norm of each row: ``layer`` with trained weight and bias, or ``rms`` (root mean square) with
-    a weight."""
+    """Norm of each row, one of `NORMS`: ``rms`` (root mean square) with a weight; or ``layer`` with
+    trained weight and bias, ``layer_weight`` with a weight alone, ``layer_plain`` with neither."""
     width = x.shape[-1]
+    if kind == "layer_plain":
+        return tape.apply(LayerNorm(), cast(tape, x, tape.wide))
     weight = tape.parameter(width)
     if kind == "rms":
         return tape.apply(RmsNorm(), cast(tape, x, tape.wide), weight)
+    if kind == "layer_weight":
+        return tape.apply(LayerNorm(), cast(tape, x, tape.wide), weight)
     bias = tape.parameter(width)
     return tape.apply(LayerNorm(), cast(tape, x, tape.wide), weight, bias)
 

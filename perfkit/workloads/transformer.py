@@ -22,6 +22,7 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.hub_config import read_hub_config
 from perfkit.workloads.iteration import finish
 from perfkit.workloads.layer_kinds import has_experts, has_unlike_layers
+from perfkit.workloads.layers import NORMS
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.rank_share import RankShare
@@ -48,6 +49,11 @@ SHAPE = (
     "rotary",
     "tie",
     "bias",
+    "head_bias",
+    "token_types",
+    "scaled_embeddings",
+    "scaled_branches",
+    "scaled_logits",
 )
 #: Fields of layers with experts: they need experts.
 _OF_EXPERTS = {
@@ -68,7 +74,7 @@ _CHOICES = {
     "attention": (*UNFUSED, "fused", *ATTENTION),
     "dtype": (*ITEMSIZE, "fp8"),
     "parallel": PARALLEL,
-    "norm": ("layer", "rms"),
+    "norm": NORMS,
     "activation": ("", *ACTIVATIONS),
     "joined": ("", "none", "attention", "all"),
     "reduce_dtype": ("", *ITEMSIZE),
@@ -83,6 +89,10 @@ _SWITCHES = (
     "rotary",
     "tie",
     "bias",
+    "head_bias",
+    "scaled_embeddings",
+    "scaled_branches",
+    "scaled_logits",
     "qk_norm",
     "shared_gate",
     "fused_accumulation",
@@ -167,7 +177,9 @@ class Transformer:
         Share of numbers that are dropped: of embeddings, of scores in memory, after attention and
         after a layer [-].
     norm : str
-        ``layer`` or ``rms`` (one kernel, as GPUs run `torch.nn.RMSNorm`).
+        ``layer``, with a weight and a bias; ``layer_weight``, with a weight alone, as in Cohere's;
+        ``layer_plain``, with neither, as in OLMo; or ``rms`` (one kernel, as GPUs run
+        `torch.nn.RMSNorm`).
     gated : bool
         Whether a product with an activation gates a second product (SwiGLU, GeGLU).
     activation : str
@@ -188,6 +200,16 @@ class Transformer:
         Whether the head uses the weights of the word embedding.
     bias : bool
         Whether products have a bias.
+    head_bias : bool
+        Whether the head of a causal model has a bias, as in GPT-J; that of BERT has one.
+    token_types : int
+        Rows of the embedding of token types in models like BERT; 1 in RoBERTa [-].
+    scaled_embeddings : bool
+        Whether embeddings of words are multiplied by a number, as in Gemma.
+    scaled_branches : bool
+        Whether the results of attention and MLP are multiplied by a number, as in Granite.
+    scaled_logits : bool
+        Whether scores of words are multiplied by a number, as in Granite.
     experts : int
         Experts of each layer, which replace its two products (Switch Transformer,
         arXiv:2101.03961); 0 for none [-].
@@ -293,6 +315,11 @@ class Transformer:
     qk_norm: bool = False
     tie: bool = True
     bias: bool = True
+    head_bias: bool = False
+    token_types: int = 2
+    scaled_embeddings: bool = False
+    scaled_branches: bool = False
+    scaled_logits: bool = False
     experts: int = 0
     top_k: int = 1
     capacity: float = 1.0
@@ -332,6 +359,9 @@ class Transformer:
             self,
             accumulate=accumulate,
             top_k=top_k,
+            token_types=check_positive(
+                "token_types", self.token_types, integer=True, maximum=2**20
+            ),
             expert_interval=check_positive(
                 "expert_interval", self.expert_interval, integer=True, maximum=layers
             ),
