@@ -222,7 +222,9 @@ def shard(
 
     The search tries these placements: whole on one rank; copied to every rank; columns halved one
     or more times, over any ranks or inside one node; rows split. Splits of small tables and copies
-    of large ones are tried only where the bound uses them, because they mostly add work.
+    of large ones are tried only where the bound uses them, because they mostly add work. Hybrid
+    tables, whose frequent rows alone are copied, are not tried: `perfkit.predict` prices plans with
+    them.
 
     ``row_wise`` always splits the rows over all ranks. ``table_row_wise`` splits them over the ranks
     of one node, and the search takes the cheapest node. Both need a model of reduce_scatter and

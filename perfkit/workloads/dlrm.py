@@ -512,7 +512,7 @@ class LocalTables(NamedTuple):
     widths : tuple of int
         Columns of pooled rows that each rank sends to each other one [-]. Ranks that add up rows
         each send the sums of a part of the samples: as many numbers as all samples have in a part
-        of the columns, which is counted here in whole columns.
+        of the columns, which is counted here in whole columns. So are rows of hybrid tables.
     largest_width : float
         Columns that the rank with the most sends, where a part of the samples counts as that part
         of the columns [-].
@@ -655,9 +655,8 @@ class _HybridList:
         parts = table.distribution.split(copied)
         self.columns += table.dim
         if copied > 0:
-            self.frequent.append(
-                replace(table, rows=copied, pooling=parts.share, law=parts.frequent)
-            )
+            lookups = max(parts.share, _FEWEST_LOOKUPS)
+            self.frequent.append(replace(table, rows=copied, pooling=lookups, law=parts.frequent))
             self.frequent_columns.append(table.dim * parts.share)
         infrequent = table.rows - copied
         if infrequent == 0:
