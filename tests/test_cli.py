@@ -23,6 +23,7 @@ from perfkit.calibration.checks import Comparison
 from perfkit.commands.command import Command
 from perfkit.commands.group import COMMANDS, perfkit_group
 from perfkit.measure.processes import MeasurementError
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.platform import Platform
 from perfkit.workloads.transformer import PRESETS
 
@@ -534,7 +535,12 @@ MISTAKES = {
     f"{PREDICT} --loading slow": "argument --loading: 'slow' is no number",
     f"{PREDICT} --mixed": "--mixed is given with --dtype fp32; .* take --dtype bf16 or fp16, or leave",
     f"{PREDICT} --ranks 16": r"take at most 8, or 2 nodes: --platform h100-sxm-8x2$",
-    f"{PREDICT} --tp 2": "unrecognized arguments: --tp; perfkit predict takes --model, .*--batch",
+    f"{PREDICT} --cp 2": "unrecognized arguments: --cp; .*perfkit predict takes --model, .*--batch",
+    f"{PREDICT} --tp 5": "these ranks cannot share heads of the model, 12; tp must divide it",
+    f"{PREDICT} --tp 2 --ranks 4": "ranks is 4, and strategy takes 2; leave ranks out",
+    f"{PREDICT} --tp 2 --parallel fsdp": "parallel is given; --tp, .* say how ranks share",
+    f"{PREDICT} --dtype bf16 --mixed --tp 2 --stack ddp": "take --stack fsdp or --stack megatron",
+    "predict --model dlrm-mlperf --platform h100-sxm-8 --tp 2": "tp is given; a DLRM has none",
     f"{PREDICT} --optimizer sgd": "unrecognized arguments: --optimizer; perfkit predict takes",
     "platforms h100": "unrecognized arguments: h100; perfkit platforms takes --json",
     f"{SHARD} --memory 80GB": "'80GB' is no number; write it without a unit, such as 80e9",
@@ -562,6 +568,30 @@ def test_an_error_of_a_command_names_what_its_user_can_do(
     text = capsys.readouterr().err
     assert code == 2 and text.count("\n") == 1 and re.search(said, text.strip()), text
     assert not PYTHON.search(text), text
+
+
+def test_a_strategy_of_the_command_line_is_that_of_python(capsys: Any) -> None:
+    words = (
+        "--batch 32 --dtype bf16 --mixed --tp 2 --pp 2 --dp 2 --micro-batch 2 --chunks 2 --zero 1"
+    )
+    words += " --schedule interleaved --sequence-parallel --checkpoint --stack megatron --json -"
+    assert main(f"{PREDICT} {words}".split()) == 0
+    time = json.loads(capsys.readouterr().out)["time_s"]
+    strategy = perfkit.Strategy(
+        tp=2,
+        pp=2,
+        dp=2,
+        micro_batch=2,
+        schedule="interleaved",
+        chunks=2,
+        zero=1,
+        sequence_parallel=True,
+        checkpoint="full",
+    )
+    model = perfkit.Transformer.preset("gpt2", batch=32, dtype="bf16", mixed=True)
+    with keep_quiet():
+        found = perfkit.predict(model, "h100-sxm-8", strategy=strategy, stack="megatron")
+    assert time == pytest.approx(found.time, rel=1e-9)
 
 
 def test_iterations_of_gpus_are_not_measured_without_any(

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 import perfkit as pk
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.machine import PlatformError
 from perfkit.prediction import contrast
 
@@ -74,6 +75,28 @@ def test_an_iteration_is_named_by_its_workload_if_that_is_the_same() -> None:
     assert pk.compare(one, larger).rows[-1]["quantity"] == "time of an iteration"
     alike = pk.compare(one, pk.predict(BERT, H100))
     assert alike.rows[-1]["quantity"] == f"time of an iteration of {BERT.description}"
+
+
+def test_sides_are_named_by_what_differs_and_explained_with_their_software() -> None:
+    gpt = pk.Transformer.preset("gpt3-1.3b", batch=16, dtype="bf16", mixed=True, fused=True)
+    long = pk.Strategy(tp=2, pp=2, dp=2, schedule="interleaved", chunks=2, sequence_parallel=True)
+    with keep_quiet():
+        fsdp, megatron = (pk.predict(gpt, H100, ranks=8, stack=x) for x in ("fsdp", "megatron"))
+        shared = pk.predict(gpt, H100, strategy=long)
+        on_a100 = pk.predict(gpt, A100, ranks=8, stack="fsdp")
+        compiled = pk.predict(gpt, H100, ranks=8, stack="fsdp", execution="compiled")
+    lines = pk.compare(fsdp, compiled).explain().split("\n")
+    assert lines[2].split()[1:3] == ["eager", "compiled"]
+    assert lines[0] == f"eager: {fsdp.about}; stack: {fsdp.software}"
+    assert lines[1] == f"compiled: {compiled.about}; stack: {compiled.software}"
+    lines = pk.compare(on_a100, fsdp).explain().split("\n")
+    assert lines[2].split()[1:3] == ["a100-sxm-8", "h100-sxm-8"]
+    # what the strategies are would make heads that no page holds
+    for other in (shared, megatron):
+        text = pk.compare(fsdp, other).explain()
+        assert max(map(len, text.split("\n")[2:-10])) < 120
+        assert f"stack: {other.software}" in text
+    assert pk.compare(fsdp, shared).explain().split("\n")[2].split()[1:3] == ["a", "b"]
 
 
 def test_what_changed_is_asked_of_platforms() -> None:

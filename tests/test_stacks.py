@@ -251,7 +251,7 @@ def test_a_prediction_says_its_stack() -> None:
     # without a stack gradients of mixed precision are reduced in fp32
     assert stated.stack == replace(found.stack, reduce_dtype="fp32")
     assert "stack: fsdp (" in found.explain()
-    assert ("software", found._software) in next(rows for _, rows in found.sections())
+    assert ("software", found.software) in next(rows for _, rows in found.sections())
 
 
 @pytest.mark.parametrize(
@@ -272,8 +272,8 @@ def test_what_is_said_of_a_stack_is_what_runs(
 ) -> None:
     with keep_quiet():
         found = pk.predict(model, "h100-sxm-8", ranks=4, **options)  # type: ignore[arg-type]
-    assert says in found._software
-    assert does_not_say not in found._software
+    assert says in found.software
+    assert does_not_say not in found.software
     assert found.stack.runs_as == found.execution
 
 
@@ -421,7 +421,7 @@ def test_a_stack_takes_the_level_of_that_which_it_names() -> None:
     assert closed.table()["time"][0] == pytest.approx(run.time, rel=0.01)
     assert swept.table()["time"].n_unique() == 1
     assert not [text for text in stated.warnings if "published step of" in text]
-    assert "level of fsdp" in stated._software
+    assert "level of fsdp" in stated.software
     [note] = [text for text in unstated.warnings if "published step of" in text]
     assert note.endswith("a stack with level_of, such as 'fsdp', takes the level of that")
     none = replace(GPT, dtype="fp32", mixed=False)
@@ -690,6 +690,8 @@ def test_the_format_of_a_reduction_follows_the_stack() -> None:
 
 def test_searches_with_a_stack_show_what_runs() -> None:
     found = pk.explore(GPT, CLUSTER, 8, stack="fsdp")
+    assert "\n  stack: fsdp\n" in found.explain()
+    assert "\n  stack: megatron; others run on fsdp\n" in pk.explore(GPT, CLUSTER, 8).explain()
     assert found.best.zero in (1, 2, 3)
     assert not found.table().filter(zero=0, tp=1).height
     with keep_quiet():

@@ -40,6 +40,14 @@ SAYINGS = (
         r"pass a file that Plan\.save has written",
         "name a plan that perfkit shard --out has written",
     ),
+    Saying(
+        r"Strategy\([^)]*\) cannot share (\w+) of the model",
+        r"these ranks cannot share \1 of the model",
+    ),
+    Saying(
+        r"take stack='fsdp' or 'megatron', or a fact of your own, mixed='masters'",
+        "take --stack fsdp or --stack megatron",
+    ),
     Saying(r"choose device cpu, or", "take --device cpu, or"),
 )
 

@@ -224,11 +224,15 @@ class Exploration(Tabular):
             )
         if not self.plans and self.frame["run"].any():
             texts.append(f"  passes were run of {self.frame['run'].sum()} strategies with stages")
+        others_run_on = self.frame["stack"].unique(maintain_order=True).to_list()
+        others_run_on.remove(best["stack"])
+        of_others = f"; others run on {', '.join(others_run_on)}" if others_run_on else ""
+        texts.append(f"  stack: {best['stack']}{of_others}")
         names = _SHARED if self.plans else _FIELDS
         for name in names:
             fastest_of_value = self.frame.unique(name, keep="first", maintain_order=True)
             for other in fastest_of_value.to_dicts()[1:]:
-                texts.append(_compare(best, other, name, names, parts))
+                texts.append(_compare(best, other, name, (*names, "stack"), parts))
         texts += [f"  left out: {text}" for text in self.left_out]
         texts += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(texts)

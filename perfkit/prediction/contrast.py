@@ -15,6 +15,7 @@ from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.ranks import Workload
+from perfkit.prediction.result import Prediction
 from perfkit.workloads.placement import Plan
 
 #: Examples of matrix products: a large square, a feed-forward layer of BERT-large on 4,096 tokens,
@@ -22,6 +23,8 @@ from perfkit.workloads.placement import Plan
 GEMMS = ((8192, 8192, 8192), (4096, 4096, 1024), (2048, 1024, 512), (16, 4096, 4096))
 #: Examples of collectives and message sizes [B].
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
+#: Longest name of a side in heads and texts, and longest description of what both are [-].
+_LONGEST = 60
 _ENDS = ("a_low", "a_high", "b_low", "b_high")
 _COLUMNS = dict.fromkeys(("group", "quantity", "unit"), str) | dict.fromkeys(
     ("a", "b", "ratio", *_ENDS), float
@@ -138,9 +141,16 @@ class PlatformComparison(Tabular):
         text : str
             Several lines.
         """
-        return "\n".join(
-            [format_table(self._write()), *(f"warning: {text}" for text in self.warnings)]
-        )
+        lines = [*self._describe_sides(), format_table(self._write())]
+        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+
+    def _describe_sides(self) -> list[str]:
+        """What each prediction is of, and the software that runs it; nothing of others."""
+        lines = []
+        for name, side in zip(_name_sides(self.a, self.b), (self.a, self.b), strict=True):
+            if isinstance(side, Prediction):
+                lines.append(f"{name}: {side.about}; stack: {side.software}")
+        return lines
 
     def _write(self) -> list[Sequence[str]]:
         """Rows of text with every quantity of both, the heads first."""
@@ -245,15 +255,31 @@ def _predict_side(given: Any, workload: Any, platform: Named | None, ranks: int 
 
 
 def _name_sides(a: Any, b: Any) -> list[str]:
-    """Names of the two: of platforms their names, of predictions the workload or platform in which
-    they differ."""
+    """Names of the two: of platforms their names, of predictions the workload, platform or software
+    in which they differ; a and b where this is too long for a head."""
     if not hasattr(a, "workload"):
         return [getattr(each, "name", side) for each, side in ((a, "a"), (b, "b"))]
-    what, where = zip(
-        *((each.workload.description, each.platform.name) for each in (a, b)), strict=True
+    names = ["", ""]
+    for place, join in enumerate(("", " on ", " with ", ", ")):
+        ours, theirs = _list_traits(a)[place], _list_traits(b)[place]
+        if ours == theirs:
+            continue
+        for side, trait in enumerate((ours, theirs)):
+            names[side] += f"{join}{trait}" if names[side] else trait
+    if names[0] == names[1] or max(map(len, names)) > _LONGEST:
+        return ["a", "b"]
+    return names
+
+
+def _list_traits(result: Any) -> tuple[str, str, str, str]:
+    """In what predictions may differ: workload, platform, software and execution."""
+    stack = getattr(result, "stack", None)
+    return (
+        result.workload.description,
+        result.platform.name,
+        stack.name if stack else "",
+        getattr(result, "execution", ""),
     )
-    names = [each for each in (what, where) if each[0] != each[1]] or [("a", "b")]
-    return [" on ".join(each) for each in zip(*names, strict=True)]
 
 
 def _list_parts(a: Any, b: Any) -> Iterator[tuple[str, str, str, list[Any]]]:
@@ -264,7 +290,7 @@ def _list_parts(a: Any, b: Any) -> Iterator[tuple[str, str, str, list[Any]]]:
         yield "parts", name, "s", [each[1] if isinstance(each, tuple) else each for each in found]
     name = "time of an iteration"
     description = _describe(a)
-    if description and description == _describe(b):
+    if description and description == _describe(b) and len(description) <= _LONGEST:
         name += f" of {description}"
     yield "iteration", name, "s", [a, b]
 

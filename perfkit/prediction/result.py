@@ -112,7 +112,7 @@ class Prediction(Tabular):
         return find_level(self.platform, self.stack, self.workload, self.ranks)
 
     @property
-    def _software(self) -> str:
+    def software(self) -> str:
         """The software in words, with its level."""
         level = self.level
         said = f"{self.stack.name} ({self.stack.description})"
@@ -332,8 +332,8 @@ class Prediction(Tabular):
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP utilization: `Graph.model_flops` of all ranks over their peak [-]; None without
-        products."""
+        """Model FLOP utilization: `Graph.model_flops` of all ranks over their peak in the number
+        format of the workload, dense and as the datasheet states it [-]; None without products."""
         flops = sum(
             len(timeline.times.group.ranks) * timeline.graph.model_flops
             for timeline in self._timeline.rank_timelines
@@ -443,11 +443,12 @@ class Prediction(Tabular):
         check_choice("kind", kind, CHARTS)
         draw: Callable[..., Picture] = getattr(plots, CHARTS[kind])
         if kind == "timeline":
-            return draw(self.timeline(), about=self._about, time=self.time)
-        return draw(getattr(self, kind)(), about=self._about)
+            return draw(self.timeline(), about=self.about, time=self.time)
+        return draw(getattr(self, kind)(), about=self.about)
 
     @property
-    def _about(self) -> str:
+    def about(self) -> str:
+        """The workload, and on how many ranks of which platform it runs."""
         where = f"{self.ranks} of {self.platform.network.ranks} ranks of {self.platform.name}"
         return f"{self.workload.description} on {where}"
 
@@ -467,7 +468,7 @@ class Prediction(Tabular):
         rows += [
             ("80% interval", f"{low}–{high}"),
             ("bottleneck", self.bottleneck),
-            ("software", self._software),
+            ("software", self.software),
             ("memory", repr(memory)),
         ]
         if memory.reserve > 0:
@@ -476,7 +477,11 @@ class Prediction(Tabular):
             (f"{name} a second", write_cell("", rate, None))
             for name, rate in self.throughput.items()
         ]
-        rows += [("share of the peak (MFU)", f"{self.mfu:.1%}")] if self.mfu else []
+        if self.mfu:
+            peak = self.platform.device.peaks[self.workload.dtype].value
+            of_peak = write_cell("", peak / 1e12, None)
+            share = f"share of {of_peak} TFLOP/s, the peak in {self.workload.dtype} (MFU)"
+            rows.append((share, f"{self.mfu:.1%}"))
         yield "Time and memory", [("quantity", "value"), *rows]
         yield from (("", self.chart(kind)) for kind in CHARTS)
         yield "Where the time goes", self.breakdown()
@@ -489,7 +494,7 @@ class Prediction(Tabular):
             repr(self),
             f"  at least {format_time(self.lower_bound)} (busiest resource alone), "
             f"{format_time(self.serial)} {self._unhidden}; {self.memory()}",
-            f"  stack: {self._software}",
+            f"  stack: {self.software}",
         ]
         for (phase, kind), (count, seconds) in self._largest[:6]:
             label = f"{phase} {kind}".strip().replace("_", " ")
@@ -512,7 +517,7 @@ class Prediction(Tabular):
         if getattr(self.workload, "mixed", False):
             dtype += f" {self.stack.mixed}"
         optimizer = getattr(self.workload, "optimizer", "")
-        words = [self._about, dtype, optimizer, self.execution]
+        words = [self.about, dtype, optimizer, self.execution]
         attention = list_attention(self._timeline.rank_timelines[0].graph, self.platform)
         if attention:
             words.append(f"{'/'.join(attention)} attention")

@@ -479,4 +479,4 @@ def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:
     rows.sort(key=lambda row: round(row[1], 9))  # by elasticity
     columns = ("resource", "elasticity", "gain_s", "less_s", "more_s")
     frame = pl.DataFrame(rows, columns, orient="row")
-    return Sensitivity(frame, prediction.time, prediction._about, factor)
+    return Sensitivity(frame, prediction.time, prediction.about, factor)
