@@ -228,6 +228,10 @@ def test_facts_fill_what_was_left_at_its_default_and_nothing_else() -> None:
     assert (stated.workload.parallel, stated.execution) == ("zero2", "eager")
     shared = apply_stack(GPT, pk.Strategy(dp=8), None, "fsdp")
     assert shared.strategy == pk.Strategy(dp=8, zero=3)
+    # a default that is stated is not seen; the fact states it
+    plain = replace(find_stack("fsdp"), zero=0)
+    assert apply_stack(GPT, pk.Strategy(dp=8, zero=0), None, "fsdp").strategy.zero == 3
+    assert apply_stack(GPT, pk.Strategy(dp=8, zero=0), None, plain).strategy.zero == 0
     own = replace(find_stack("fsdp"), zero=1, attention="flash2")
     assert apply_stack(GPT, pk.Strategy(dp=8), None, own).strategy == pk.Strategy(dp=8, zero=1)
     assert apply_stack(GPT, None, None, own).workload.attention == "flash2"

@@ -333,7 +333,7 @@ class Prediction(Tabular):
     @property
     def mfu(self) -> float | None:
         """Model FLOP utilization: `Graph.model_flops` of all ranks over their peak in the number
-        format of the workload, dense and as the datasheet states it [-]; None without products."""
+        format of the workload, dense, which a power cap lowers [-]; None without products."""
         flops = sum(
             len(timeline.times.group.ranks) * timeline.graph.model_flops
             for timeline in self._timeline.rank_timelines
