@@ -102,6 +102,46 @@ class GroupedAttention(nn.Module):
         return self.output(mixed.transpose(1, 2).reshape(batch, sequence, -1))
 
 
+class LatentAttention(nn.Module):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1), as torchtitan has it in
+    ``models/deepseek_v3/model/model.py``."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.heads, self.latent = model.heads, model.kv_lora_rank
+        self.plain, self.turned = model.head_width, model.rope_width
+        self.value = model.value_width or model.head_width
+        queries = self.heads * (self.plain + self.turned)
+        self.queries: Any = make_linear(model.hidden, queries)
+        if model.q_lora_rank:
+            self.queries = nn.Sequential(
+                make_linear(model.hidden, model.q_lora_rank),
+                nn.RMSNorm(model.q_lora_rank),
+                make_linear(model.q_lora_rank, queries),
+            )
+        self.narrow = make_linear(model.hidden, self.latent + self.turned)
+        self.norm = nn.RMSNorm(self.latent)
+        self.wide = make_linear(self.latent, self.heads * (self.plain + self.value))
+        self.output = make_linear(self.heads * self.value, model.hidden)
+        self.turns = make_turns(model.sequence, self.turned)
+
+    def forward(self, x: Any) -> Any:
+        """Attention of all tokens."""
+        batch, sequence, _ = x.shape
+        q = self.queries(x).view(batch, sequence, self.heads, -1)
+        q_plain, q_turned = torch.split(q, [self.plain, self.turned], dim=-1)
+        q = torch.cat([q_plain, rotate(q_turned, self.turns)], dim=-1)
+        latent, k_turned = torch.split(self.narrow(x), [self.latent, self.turned], dim=-1)
+        k_turned = rotate(k_turned.unsqueeze(2), self.turns)
+        wide = self.wide(self.norm(latent)).view(batch, sequence, self.heads, -1)
+        k_plain, v = torch.split(wide, [self.plain, self.value], dim=-1)
+        k = torch.cat([k_plain, k_turned.expand(-1, -1, self.heads, -1)], dim=-1)
+        mixed = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
+        )
+        return self.output(mixed.transpose(1, 2).reshape(batch, sequence, -1))
+
+
 def make_turns(sequence: int, width: int) -> Any:
     """Angles of positions as complex numbers."""
     angles = torch.outer(torch.arange(sequence), torch.logspace(0, -4, width // 2))
@@ -194,7 +234,10 @@ def build_twin(model: Transformer) -> Any:
     """
     layers: list[Any] = [nn.Embedding(model.vocabulary, model.hidden)]
     for layer in range(model.layers):
-        layers.append(Residual(model.hidden, GroupedAttention(model)))
+        attention: Any = GroupedAttention(model)
+        if model.kv_lora_rank:
+            attention = LatentAttention(model)
+        layers.append(Residual(model.hidden, attention))
         mlp: Any = GatedMLP(model.hidden, model.inner)
         if has_experts(model, layer):
             mlp = Experts(model)

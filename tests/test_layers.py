@@ -227,6 +227,10 @@ INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
     "Gelu tanh": (layer_types.Gelu(tanh=True), [MATRIX]),
     "Silu": (layer_types.Silu(), [MATRIX]),
     "Sigmoid": (layer_types.Sigmoid(), [MATRIX]),
+    "ConcatenateHeads": (
+        layer_types.ConcatenateHeads(),
+        [(BATCH, ROWS, 2, WIDTH), (BATCH, ROWS, 1, WIDTH)],
+    ),
     "MultiplyRows": (layer_types.MultiplyRows(), [MATRIX, (ROWS, 1)]),
     "Dropout": (layer_types.Dropout(), [MATRIX]),
     "Rotate": (layer_types.Rotate(), [MATRIX, MATRIX]),
@@ -301,6 +305,7 @@ CLASSES = {
     "Gelu": "elementwise.gelu - elementwise.gelu_backward",
     "Gelu tanh": "elementwise.gelu_tanh - elementwise.gelu_backward_tanh",
     "Silu": "elementwise.silu - elementwise.silu_backward",
+    "ConcatenateHeads": "copy.cat - rowwise.sum",
     "Sigmoid": "elementwise.sigmoid - elementwise.sigmoid_backward",
     "MultiplyRows": "elementwise.mul - elementwise.mul elementwise.mul rowwise.sum",
     "Dropout": "elementwise.native_dropout - elementwise.native_dropout_backward",

@@ -73,6 +73,7 @@ NAMED_ALIKE = {
     *("qk_norm", "experts", "top_k", "capacity", "imbalance", "fused_permutation"),
     *("expert_width", "shared_experts", "shared_width", "shared_gate"),
     *("dense_layers", "expert_interval"),
+    *("q_lora_rank", "kv_lora_rank", "rope_width", "value_width"),
 }
 
 

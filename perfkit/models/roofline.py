@@ -211,9 +211,10 @@ def attention_flops(
     *,
     causal: Values = False,
     keys: Values | None = None,
+    value_dim: Values | None = None,
+    backward: bool = False,
 ) -> Values:
-    """Arithmetic of the two products of attention, forward; a fused backward pass has 2.5 times as
-    much.
+    """Arithmetic of attention: two products forward, five in a fused backward pass.
 
     Parameters
     ----------
@@ -225,6 +226,10 @@ def attention_flops(
     keys : int, array or expression, optional
         Tokens of keys and values; by default as many as `sequence`, which is then the tokens of the
         queries alone: ranks that share a sequence have a part of its queries [-].
+    value_dim : int, array or expression, optional
+        Width of a head of values; by default `head_dim` [-].
+    backward : bool, optional
+        Whether it is that of the backward pass.
 
     Returns
     -------
@@ -233,8 +238,9 @@ def attention_flops(
 
     Notes
     -----
-    4 b a s^2 d, half of it where tiles above the diagonal are skipped. Backward, scores that were
-    not kept are computed again: five products for two.
+    2 b a s^2 (d + v) with values of width v, half of it where tiles above the diagonal are skipped.
+    Backward, scores that were not kept are computed again: 2 b a s^2 (3 d + 2 v), as scores and the
+    gradients of queries and keys are products over d, those of values and of probabilities over v.
 
     References
     ----------
@@ -248,7 +254,13 @@ def attention_flops(
     """
     if keys is None:
         keys = sequence
-    return 4.0 * (1.0 - 0.5 * causal) * batch * heads * sequence * keys * head_dim
+    if value_dim is None:
+        forward = 4.0 * (1.0 - 0.5 * causal) * batch * heads * sequence * keys * head_dim
+        return ATTENTION_BACKWARD * forward if backward else forward
+    of_one_column = 2.0 * (1.0 - 0.5 * causal) * batch * heads * sequence * keys
+    if backward:
+        return of_one_column * (3.0 * head_dim + 2.0 * value_dim)
+    return of_one_column * (head_dim + value_dim)
 
 
 @closed_form()

@@ -156,7 +156,8 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
     wide = 4 if model.mixed else itemsize
     summed = ITEMSIZE.get(model.reduce_dtype, wide)
     column = itemsize * s.micro_batch * model.sequence / s.cp
-    head_width = model.head_width or model.hidden / model.heads
+    # the mean of keys and values, and of queries and outputs
+    head_width = (model.width_of_head + model.width_of_values) / 2
     keys = column * head_width * np.ceil((model.kv_heads or model.heads) / s.tp)
     queries = column * (head_width * model.heads / s.tp)
     has_experts = model.experts > 0

@@ -665,7 +665,7 @@ def _keep_by_layer(case: Case, software: _Software) -> Array:
         s.checkpoint == "selective", np.maximum(saved - _count_scores(case), 0.0), saved
     )
     is_merged = software.fused_layers & (s.checkpoint != "full")
-    if case.model.experts > 0:
+    if case.model.experts > 0 or case.model.kv_lora_rank > 0:
         return np.where(is_merged, recorded + _merge_experts(case), recorded)
     published = np.where(
         s.checkpoint == "selective",
@@ -688,10 +688,17 @@ def _keep_leading(case: Case, software: _Software) -> Array:
 def _merge_dense(case: Case) -> Array:
     """What a dense layer keeps more than it was recorded to, see `_merge_experts` [B]."""
     model, s, sizes = case.model, case.s, case.sizes
-    norms = np.where(s.rows > 1, 2.0 * sizes.column * model.hidden / s.rows, 0.0)
+    missing_norms = _count_gathered_norms(model)
+    norms = np.where(s.rows > 1, missing_norms * sizes.column * model.hidden / s.rows, 0.0)
     if not model.gated:
         return np.asarray(norms)
     return np.asarray(norms - sizes.column * np.ceil(model.width_of_mlp / s.tp))
+
+
+def _count_gathered_norms(model: Transformer) -> float:
+    """Norms of a layer whose copies ahead of products ranks gather, if they share tokens: both, or that
+    of the MLP alone, as latent attention works with the share of its norm [-]."""
+    return 1.0 if model.kv_lora_rank else 2.0
 
 
 def _merge_experts(case: Case) -> Array:
@@ -704,7 +711,7 @@ def _merge_experts(case: Case) -> Array:
     """
     model, s, sizes = case.model, case.s, case.sizes
     share_of_norm = sizes.column * model.hidden / s.rows
-    missing_norms = np.where(s.spreads_experts, 1.0, 2.0)
+    missing_norms = _count_gathered_norms(model) - np.where(s.spreads_experts, 1.0, 0.0)
     norms = np.where(s.rows > 1, missing_norms * share_of_norm, 0.0)
     activation = np.zeros(case.count)
     if model.gated:

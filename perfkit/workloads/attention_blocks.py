@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from perfkit.workloads import layers
-from perfkit.workloads.layer_types import Attention, split
+from perfkit.workloads.layer_types import Attention, ConcatenateHeads, split
 from perfkit.workloads.operations import Tensor
-from perfkit.workloads.rank_share import RankShare, project
+from perfkit.workloads.rank_share import RankShare, exchange_tokens, project
 from perfkit.workloads.tape import Tape
 
 #: Kinds of attention that store the scores in memory.
@@ -40,8 +40,9 @@ def attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
             tape, q, k, v, heads=heads, causal=model.causal, drop=model.dropout
         )
     else:
-        kernel = "" if model.attention == "fused" else model.attention
-        attention = Attention(heads, causal=model.causal, kernel=kernel, context=share.context)
+        attention = Attention(
+            heads, causal=model.causal, kernel=_name_kernel(model), context=share.context
+        )
         mixed = tape.apply(attention, q, k, v)
     layers.count_views(tape, 2)
     return project(tape, model, mixed, model.hidden, "o_proj")
@@ -53,6 +54,58 @@ def _is_joined(model: Any, hidden: Any, kv_hidden: Any) -> bool:
     if model.joined:
         return bool(model.joined != "none")
     return bool(model.causal and not model.rotary and np.all(kv_hidden == hidden))
+
+
+def attend_latent(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1; in the order of
+    torchtitan's ``models/deepseek_v3/model/model.py``).
+
+    Queries, and keys with values, are projected to few numbers of each token, normed, and back to
+    heads. A part of each head is rotated by positions; that of keys is the same for all heads. Ranks
+    that share heads have all of the first projections, and exchange their results, as those of
+    Megatron-LM do (``megatron/core/transformer/multi_latent_attention.py``).
+    """
+    heads = share.part(model.heads)
+    plain, turned, value = model.plain_width, model.rope_width, model.width_of_values
+    tokens = (share.batch, share.sequence)
+    angles = tape.tensor(share.sequence, turned // 2, itemsize=8)
+    queries = x
+    if model.q_lora_rank:
+        queries = layers.norm(tape, model.norm, project(tape, model, x, model.q_lora_rank))
+    queries = exchange_tokens(tape, queries, share, ahead=True)
+    q = project(tape, model, queries, heads * (plain + turned))
+    q_plain, q_turned = split(tape, q.view(*tokens, heads, plain + turned), [plain, turned])
+    q_turned = layers.rotate(tape, q_turned, angles)
+    q = tape.apply(ConcatenateHeads(), q_plain, q_turned)
+
+    narrow = project(tape, model, x, model.kv_lora_rank + turned)
+    latent, k_turned = split(tape, narrow, [model.kv_lora_rank, turned])
+    k_turned = exchange_tokens(tape, k_turned, share, ahead=True)
+    k_turned = layers.rotate(tape, k_turned.view(*tokens, 1, turned), angles)
+    latent = exchange_tokens(tape, layers.norm(tape, model.norm, latent), share, ahead=True)
+    wide = project(tape, model, latent, heads * (plain + value))
+    k_plain, v = split(tape, wide.view(*tokens, heads, plain + value), [plain, value])
+    k = tape.apply(ConcatenateHeads(), k_plain, k_turned)
+
+    layers.count_views(tape, 6)  # of queries, keys and values: split into heads, and transposed
+    attention = Attention(
+        heads,
+        causal=model.causal,
+        kernel=_name_kernel(model),
+        context=share.context,
+        value_width=value,
+    )
+    width = heads * (plain + turned)
+    mixed = tape.apply(
+        attention, q.view(*tokens, width), k.view(*tokens, width), v.view(*tokens, heads * value)
+    )
+    layers.count_views(tape, 2)
+    return project(tape, model, mixed, model.hidden)
+
+
+def _name_kernel(model: Any) -> str:
+    """The named kernel of fused attention; empty for the one that PyTorch chooses."""
+    return "" if model.attention == "fused" else str(model.attention)
 
 
 def _norm_heads(tape: Tape, x: Tensor, head_width: Any) -> Tensor:

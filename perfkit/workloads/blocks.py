@@ -12,7 +12,7 @@ import numpy as np
 
 from perfkit.workloads import layers
 from perfkit.workloads.activations import make_activation
-from perfkit.workloads.attention_blocks import attend
+from perfkit.workloads.attention_blocks import attend, attend_latent
 from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph, step
@@ -109,16 +109,10 @@ def _hold(tape: Tape, tensor: Tensor) -> None:
 
 def _layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """One Transformer layer, with its norms before (GPT-2) or after (BERT) each residual sum."""
-    mlp = mix_experts if model.experts else feed_forward
-    for name, body in (("attention", attend), ("mlp", mlp)):
+    for name, body in (("attention", _attend), ("mlp", _apply_mlp)):
         tape.module = f"layers.{tape.layer}.{name}"
         branch = layers.norm(tape, model.norm, x) if model.causal else x
-        if name == "mlp" and share.spreads_experts:
-            branch = body(tape, model, share, branch)
-        else:
-            branch = exchange_tokens(tape, branch, share, ahead=True)
-            branch = body(tape, model, share, branch)
-            branch = exchange_tokens(tape, branch, share, ahead=False)
+        branch = body(tape, model, share, branch)
         branch = layers.dropout(tape, model.dropout, branch)
         if model.scaled_branches:
             branch = tape.apply(Scale(), branch)
@@ -126,6 +120,25 @@ def _layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
         if not model.causal:
             x = layers.norm(tape, model.norm, x)
     return x
+
+
+def _attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
+    """Attention of a layer, with the messages of ranks that share its heads."""
+    if model.kv_lora_rank:
+        x = attend_latent(tape, model, share, x)
+    else:
+        x = attend(tape, model, share, exchange_tokens(tape, x, share, ahead=True))
+    return exchange_tokens(tape, x, share, ahead=False)
+
+
+def _apply_mlp(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
+    """The MLP of a layer, or its experts, with the messages of ranks that share its products. A rank
+    sends its own tokens where experts are spread over all ranks of a stage."""
+    if share.spreads_experts:
+        return mix_experts(tape, model, share, x)
+    mlp = mix_experts if model.experts else feed_forward
+    x = mlp(tape, model, share, exchange_tokens(tape, x, share, ahead=True))
+    return exchange_tokens(tape, x, share, ahead=False)
 
 
 class FSDPUnits:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops
+import numpy as np
+
+from perfkit.models.roofline import attention_flops
 from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.operations import NN, NT, SORT, TN, Layout, Tensor, Weight
 from perfkit.workloads.tape import Layer, Tape
@@ -334,10 +336,21 @@ class Attention(Layer):
     context : int or array
         Ranks that share a sequence; each has its part of the queries, and the keys and values of
         all [-].
+    value_width : int, optional
+        Width of a head of values, if it is not that of queries and keys [-].
     """
 
-    def __init__(self, heads: Any, *, causal: bool, kernel: str = "", context: Any = 1) -> None:
+    def __init__(
+        self,
+        heads: Any,
+        *,
+        causal: bool,
+        kernel: str = "",
+        context: Any = 1,
+        value_width: Any = None,
+    ) -> None:
         self.heads, self.causal, self.context = heads, causal, context
+        self.value_width = value_width
         self.function = "_causal" if causal else ""
         if kernel:
             self.function += f".{kernel}"
@@ -347,14 +360,22 @@ class Attention(Layer):
         self.q, self.k, self.v = q, k, v
         batch, sequence, hidden = q.shape
         keys, head_dim = sequence * self.context, hidden // self.heads
-        self.flops = attention_flops(
-            batch, self.heads, sequence, head_dim, causal=self.causal, keys=keys
+        sizes = OperationSizes(batch=batch * self.heads, m=sequence, n=keys, k=head_dim)
+        count_flops = partial(
+            attention_flops,
+            batch,
+            self.heads,
+            sequence,
+            head_dim,
+            causal=self.causal,
+            keys=keys,
+            value_dim=self.value_width,
         )
-        self.sizes = OperationSizes(
-            flops=self.flops, batch=batch * self.heads, m=sequence, n=keys, k=head_dim
-        )
+        self.sizes = sizes._replace(flops=count_flops())
+        self.sizes_backward = sizes._replace(flops=count_flops(backward=True))
         self.statistics = tape.tensor(batch, self.heads, sequence)
-        self.y = tape.tensor(*q.shape, itemsize=_widest(q, k, v))
+        width = hidden if self.value_width is None else self.heads * self.value_width
+        self.y = tape.tensor(batch, sequence, width, itemsize=_widest(q, k, v))
         tape.emit(
             "_scaled_dot_product_flash_attention_for_cpu",
             "attention",
@@ -368,13 +389,12 @@ class Attention(Layer):
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the kernel of the backward pass."""
         dq, dk, dv = tape.like(self.q), tape.like(self.k), tape.like(self.v)
-        sizes = self.sizes._replace(flops=ATTENTION_BACKWARD * self.flops)
         tape.emit(
             "_scaled_dot_product_flash_attention_for_cpu_backward",
             "attention",
             [dy, self.q, self.k, self.v, self.y, self.statistics],
             [dq, dk, dv],
-            sizes,
+            self.sizes_backward,
             variant=f"backward{self.function}",
         )
         tape.pass_on(self.q, dq)
@@ -846,6 +866,32 @@ class TakePairs(Layer):
         sizes = OperationSizes(elements=dy.numel, rows=self.batch)
         tape.emit("index_put", "copy", reads, [dx], sizes, launches=SORT)
         tape.pass_on(self.x, dx)
+
+
+class ConcatenateHeads(Layer):
+    """Two parts of each head as one: `cat`. Backward: each gets its part of the gradient, as a view; a
+    second part that all heads share gets the `sum` of theirs."""
+
+    def forward(self, tape: Tape, first: Tensor, second: Tensor) -> Tensor:
+        """Append `cat`."""
+        self.first, self.second = first, second
+        *leading, self.heads, width = first.shape
+        self.width = second.shape[-1]
+        shape = (*leading, self.heads, width + self.width)
+        y = tape.tensor(*shape, itemsize=_widest(first, second))
+        tape.copy("cat", [first, second], [y], rows=2 * y.numel // shape[-1])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Hand a part of the gradient on to each; append the `sum`."""
+        part = dy.view(*dy.shape[:-1], self.width)
+        if np.any(self.second.numel != part.numel):
+            total = tape.tensor(*self.second.shape, itemsize=dy.itemsize)
+            sizes = OperationSizes(elements=part.numel, rows=total.numel, n=self.heads)
+            tape.emit("sum", "rowwise", [part], [total], sizes)
+            part = total
+        tape.pass_on(self.second, part)
+        tape.pass_on(self.first, dy.view(*self.first.shape))
 
 
 def split(tape: Tape, x: Tensor, widths: Sequence[Any]) -> list[Tensor]:

@@ -170,6 +170,14 @@ class Transformer:
         Heads of keys and values, which divide `heads`; 0 for as many [-].
     head_width : int
         Width of a head, as in Qwen3; 0 for `hidden` over `heads` [-].
+    q_lora_rank, kv_lora_rank : int
+        Numbers of each token from which multi-head latent attention makes queries, and keys with
+        values (DeepSeek-V2, arXiv:2405.04434); 0 for queries without such a step, and for other
+        attention [-]. Then `head_width` is that part of a head which positions do not rotate.
+    rope_width : int
+        That part of a head of latent attention which positions rotate [-].
+    value_width : int
+        Width of a head of values of latent attention; 0 for `head_width` [-].
     inner : int
         Width between the two products of a layer; 0 for four times `hidden`. Also that of experts,
         unless `expert_width` is given [-].
@@ -305,6 +313,10 @@ class Transformer:
     parallel: str = "ddp"
     kv_heads: int = 0
     head_width: int = 0
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    rope_width: int = 0
+    value_width: int = 0
     inner: int = 0
     dropout: float = 0.0
     norm: str = "layer"
@@ -351,6 +363,7 @@ class Transformer:
         for key in (
             *("kv_heads", "head_width", "inner", "experts", "expert_width", "shared_experts"),
             *("shared_width", "dense_layers", "lora_rank"),
+            *("q_lora_rank", "kv_lora_rank", "rope_width", "value_width"),
         ):
             count = check_positive(key, getattr(self, key), integer=True, zero=True)
             set_fields(self, **{key: count})
@@ -383,6 +396,7 @@ class Transformer:
             check_choice(key, getattr(self, key), names)
         self._check_experts()
         _check_recipe(self.fp8_recipe, self.dtype)
+        self._check_latent_attention()
         optimizer = find_optimizer(self.optimizer, dense=True)
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
         if self.fused:
@@ -431,6 +445,37 @@ class Transformer:
             if getattr(self, key) and not self.shared_experts:
                 raise ValueError(
                     f"{key} is {show(getattr(self, key))} and shared_experts 0; give shared_experts"
+                )
+
+    def _check_latent_attention(self) -> None:
+        """Check what multi-head latent attention needs, and what it has not; else a ValueError."""
+        if not self.kv_lora_rank:
+            for key in ("q_lora_rank", "rope_width", "value_width"):
+                if getattr(self, key):
+                    raise ValueError(
+                        f"{key} is {getattr(self, key)} and kv_lora_rank 0, so that attention is not "
+                        f"latent; give kv_lora_rank, or leave {key} out"
+                    )
+            return
+        if not self.rope_width or self.rope_width % 2:
+            raise ValueError(
+                f"rope_width is {self.rope_width} with latent attention; give the even part of a head that "
+                "positions rotate, such as 64"
+            )
+        unknown = {
+            "attention": self.attention in UNFUSED,
+            "rotary": not self.rotary,
+            "causal": not self.causal,
+            "bias": self.bias,
+            "qk_norm": self.qk_norm,
+            "kv_heads": self.kv_heads not in (0, self.heads),
+        }
+        for key, is_unknown in unknown.items():
+            if is_unknown:
+                raise ValueError(
+                    f"{key} is {getattr(self, key)!r} with latent attention (kv_lora_rank "
+                    f"{self.kv_lora_rank}), which nobody checked; leave it as in DeepSeek-V3, or capture "
+                    "the model with pk.capture"
                 )
 
     @classmethod
@@ -589,6 +634,22 @@ class Transformer:
             name = read.model_type
         check_type("name", name, str)
         return cls(name, read.causal, batch, sequence, **values)
+
+    @property
+    def plain_width(self) -> int:
+        """Width of the part of a head of queries and keys that positions do not rotate, of latent
+        attention; else that of a head [-]."""
+        return self.head_width or self.hidden // self.heads
+
+    @property
+    def width_of_head(self) -> int:
+        """Width of a head of queries and keys [-]."""
+        return self.plain_width + self.rope_width
+
+    @property
+    def width_of_values(self) -> int:
+        """Width of a head of values [-]."""
+        return self.value_width or self.plain_width
 
     @property
     def width_of_mlp(self) -> int:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops
+from perfkit.models.roofline import attention_flops
 from perfkit.workloads.columns import Kind, OperationSizes
 from perfkit.workloads.operations import GROUPED, SORT, TN
 
@@ -219,13 +219,20 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> OperationSizes:
     return _windows(x, weight, dy, transposed, groups, products)
 
 
-def _attention(q: Any, k: Any, v: Any, causal: bool, passes: float = 1.0) -> OperationSizes:
-    """Forward, or `passes` times as much arithmetic; heads of values may be wider or narrower than
-    those of queries and keys."""
+def _attention(q: Any, k: Any, v: Any, causal: bool, *, backward: bool = False) -> OperationSizes:
+    """One pass; heads of values may be wider or narrower than those of queries and keys."""
     (batch, heads, sequence, width), keys = q.shape, k.shape[2]
-    mean_width = (width + v.shape[3]) / 2
-    flops = attention_flops(batch, heads, sequence, mean_width, causal=causal, keys=keys)
-    return OperationSizes(flops=passes * flops, batch=batch * heads, m=sequence, n=keys, k=width)
+    flops = attention_flops(
+        batch,
+        heads,
+        sequence,
+        width,
+        causal=causal,
+        keys=keys,
+        value_dim=v.shape[3],
+        backward=backward,
+    )
+    return OperationSizes(flops=flops, batch=batch * heads, m=sequence, n=keys, k=width)
 
 
 def _attention_forward(args: Sequence[Any], out: Any) -> OperationSizes:
@@ -236,7 +243,7 @@ def _attention_forward(args: Sequence[Any], out: Any) -> OperationSizes:
 def _attention_backward(args: Sequence[Any], out: Any) -> OperationSizes:
     """The gradient of the result comes first."""
     _, q, k, v = args[:4]
-    return _attention(q, k, v, _is_causal(args), ATTENTION_BACKWARD)
+    return _attention(q, k, v, _is_causal(args), backward=True)
 
 
 def pick_attention(width: float, deep: float, *, half: bool, capability: float = 0.0) -> list[str]:

@@ -148,6 +148,10 @@ TRANSFORMER = {
     "expert_interval": (1, 1, 2),
     "lora_rank": (0, 0, 0, 0, 8, 2**20),
     "lora_modules": ("all-linear", ("q_proj", "v_proj"), "mlp", ["o_proj"]),
+    "q_lora_rank": (0, 0, 32),
+    "kv_lora_rank": (0, 0, 0, 32),
+    "rope_width": (0, 0, 8, 3),
+    "value_width": (0, 0, 16),
 }
 TABLE = {
     "pooling": (1, 2.5, 8),
