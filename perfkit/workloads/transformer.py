@@ -469,6 +469,7 @@ class Transformer:
             "bias": self.bias,
             "qk_norm": self.qk_norm,
             "kv_heads": self.kv_heads not in (0, self.heads),
+            "joined": self.joined in ("attention", "all"),
         }
         for key, is_unknown in unknown.items():
             if is_unknown:
