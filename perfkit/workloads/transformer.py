@@ -470,6 +470,7 @@ class Transformer:
             "qk_norm": self.qk_norm,
             "kv_heads": self.kv_heads not in (0, self.heads),
             "joined": self.joined in ("attention", "all"),
+            "lora_rank": self.lora_rank > 0,
         }
         for key, is_unknown in unknown.items():
             if is_unknown:
