@@ -88,14 +88,17 @@ def test_presets_have_the_tables_of_the_benchmark(
 
 
 def test_steps_on_other_machines_are_predicted_as_their_files_say(shared_data: Path) -> None:
-    """DCNv2 on 64 H100 and on 8 GB200 within 25 %. v1 on 64 A100, half of whose rows HugeCTR does not
-    exchange, is too slow."""
-    predicted, _ = mlperf_dlrm.predict_nodes(mlperf_dlrm.read_plans())
+    """All three within 25 % in mean, DCNv2 on 64 H100 and on 8 GB200 each. v1 on 64 A100, whose frequent
+    rows are copied, is too slow by more."""
+    predicted, plans = mlperf_dlrm.predict_nodes(mlperf_dlrm.read_plans())
     errors = {(row["benchmark"], row["batch"]): row["error"] for row in predicted}
     assert len(predicted) == len(mlperf_dlrm.CASES)
     assert abs(errors["dlrm_dcnv2", 135_168]) <= 0.25
     assert abs(errors["dlrm_dcnv2", 55_296]) <= 0.25
-    assert errors["dlrm", 71_680] > 0.5
+    assert 0.25 < errors["dlrm", 71_680] <= 0.5
+    assert sum(abs(error) for error in errors.values()) / len(errors) <= 0.25
+    copied = [placement.frequent for placement in plans["dlrm-a100-sxm-8x8-64"].placements]
+    assert sum(frequent or 0 for frequent in copied) == 9_144, "as its docstring says"
     assert {read["id"] for read in read_csv(shared_data / "steps" / "mlperf_dlrm.csv")} == {
         *mlperf_dlrm.CASES
     }
