@@ -259,6 +259,10 @@ INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
     ),
     "BinaryCrossEntropy": (layer_types.BinaryCrossEntropy(), [ROW, ROW]),
     "NegativeLogLikelihood": (layer_types.NegativeLogLikelihood(), [MATRIX, (ROWS,)]),
+    "ChunkedCrossEntropy": (
+        layer_types.ChunkedCrossEntropy(2, itemsize=4, ranks=1),
+        [MATRIX, (5, WIDTH)],
+    ),
 }
 #: Operations that the tape adds where a gradient is handed on unchanged.
 PASSED = {"sum", "_to_copy"}
@@ -331,6 +335,12 @@ CLASSES = {
     "BinaryCrossEntropy": "elementwise.binary_cross_entropy_with_logits - "
     "elementwise.sigmoid elementwise.sub elementwise.mul elementwise.div_",
     "NegativeLogLikelihood": "rowwise.nll_loss_forward - rowwise.nll_loss_backward",
+    "ChunkedCrossEntropy": 2
+    * (
+        "gemm.nt rowwise._log_softmax rowwise.nll_loss_forward rowwise.nll_loss_backward "
+        "rowwise._log_softmax_backward_data gemm.nn gemm.tn "
+    )
+    + "-",
 }
 
 

@@ -662,10 +662,12 @@ def _put_odd_first(odd: int, sizes: Any) -> Array:
 
 
 def _find_fused_sums(graph: Graph) -> np.ndarray:
-    """Whether each operation is a product that adds to what its result holds."""
+    """Whether each operation is a product of a backward pass that adds to what its result holds."""
     accesses = graph.accesses
     adds = np.zeros(len(graph), dtype=bool)
-    is_product = np.array([label.kind in ("gemm", "bmm") for label in graph.labels])
+    is_product = np.array(
+        [label.kind in ("gemm", "bmm") and label.phase == "backward" for label in graph.labels]
+    )
     for row in np.flatnonzero(is_product).tolist():
         of_product = accesses.select(accesses.operation == row)
         written = of_product.buffer[of_product.is_write]

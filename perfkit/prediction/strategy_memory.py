@@ -187,7 +187,7 @@ def _find_software(case: Case) -> _Software:
     return _Software(
         whole_buffers=case.as_megatron,
         fused_layers=case.as_megatron,
-        loss_in_place=case.as_megatron,
+        loss_in_place=case.as_megatron & (case.model.loss_chunks == 1),
         placeholders=case.as_megatron & fuses_sums(case.model, case.s),
         brief_messages=case.as_megatron,
     )
@@ -441,8 +441,8 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
 
 
 def _count_logits(case: Case) -> Array:
-    """Logits of a micro-batch on a rank [-]."""
-    tokens = case.sizes.column / case.sizes.itemsize
+    """Logits of a micro-batch on a rank that live at once [-]."""
+    tokens = case.sizes.column / case.sizes.itemsize / case.model.loss_chunks
     return np.asarray(tokens * count_words(case.model, case.s))
 
 

@@ -71,6 +71,7 @@ _BUILT = {
     "vocabulary_multiple": 1,
     "keeps_fp8": False,
     "fp8_recipe": "",
+    "loss_chunks": 1,
     "mlps": None,
     "separate_exchange": False,
     "reduction": "buckets",

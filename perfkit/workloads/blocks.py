@@ -81,6 +81,16 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
         x = exchange_tokens(tape, layers.norm(tape, model.norm, x), share, ahead=True)
         columns = share.words(model)
         weight = words if model.tie else tape.parameter(columns, hidden)
+        if model.loss_chunks > 1:
+            layers.chunked_cross_entropy(
+                tape,
+                x,
+                weight,
+                chunks=model.loss_chunks,
+                itemsize=4 if model.mixed else tape.itemsize,
+                ranks=share.tensor,
+            )
+            return
         bias = None
         if model.head_bias or not model.causal:
             bias = tape.parameter(columns)

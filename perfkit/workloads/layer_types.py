@@ -7,6 +7,7 @@ A layer is a small class with `forward` and `backward`; see `perfkit.workloads.t
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -1206,6 +1207,82 @@ class NegativeLogLikelihood(Layer):
         dx = tape.like(self.x)
         tape.rowwise("nll_loss_backward", [dy, self.labels, self.total], [dx])
         tape.pass_on(self.x, dx)
+
+
+class ChunkedCrossEntropy(Layer):
+    """Mean cross entropy of a head in pieces of tokens, one after another, so that the logits of one
+    piece live at a time, as the fused linear cross entropy of Liger [1]_.
+
+    For each piece the forward pass also computes the gradients: `mm` to logits, `_to_copy` to fp32
+    where the loss is, `_log_softmax`, `nll_loss_forward` and `nll_loss_backward`,
+    `_log_softmax_backward_data`, `_to_copy` back, and `mm` for each gradient; that of the weight
+    adds to those of earlier pieces. The backward pass hands them on.
+
+    Parameters
+    ----------
+    chunks : int
+        Pieces [-].
+    itemsize : int
+        Bytes of a number of the loss [B].
+    ranks : int or array
+        Ranks that share the words [-].
+
+    References
+    ----------
+    .. [1] linkedin/Liger-Kernel, src/liger_kernel/ops/fused_linear_cross_entropy.py; Liger makes one
+       kernel of the functions of logits, PyTorch's are taken here
+    """
+
+    def __init__(self, chunks: int, *, itemsize: int, ranks: Any) -> None:
+        self.chunks, self.itemsize, self.ranks = chunks, itemsize, ranks
+
+    def forward(self, tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
+        """Append the pieces."""
+        self.x, self.weight = x, weight
+        *leading, width = x.shape
+        tokens = prod(leading)
+        rows = (tokens + (self.chunks - 1)) // self.chunks  # the last piece may have fewer
+        self.dx, self.dw = tape.like(x), tape.like(weight)
+        loss = tape.tensor(1, itemsize=self.itemsize)
+        for piece in range(self.chunks):
+            logits = tape.tensor(rows, weight.shape[0], itemsize=x.itemsize)
+            tape.product("mm", NT, x.view(rows, width), weight, logits)
+            loss, dlogits = self._differentiate(tape, logits, rows)
+            tape.product("mm", NN, dlogits, weight, self.dx.view(rows, width))
+            if weight.needs_gradient:
+                tape.product("mm", TN, dlogits, x.view(rows, width), self.dw, adds=piece > 0)
+        return loss
+
+    def _differentiate(self, tape: Tape, logits: Tensor, rows: Any) -> tuple[Tensor, Tensor]:
+        """Append the loss of a piece, and the gradient of its logits."""
+        if np.any(np.asarray(self.ranks) > 1):
+            # largest logit, sum of exponentials, and logit of the label
+            for _ in range(3):
+                tape.collective("all_reduce", [], [], nbytes=4 * rows)
+        wide = self._cast(tape, logits, self.itemsize)
+        logarithms = tape.like(wide)
+        tape.rowwise("_log_softmax", [wide], [logarithms])
+        labels = tape.tensor(rows, itemsize=8)
+        loss, total = (tape.tensor(1, itemsize=self.itemsize) for _ in range(2))
+        sizes = OperationSizes(elements=rows, rows=rows)
+        tape.emit("nll_loss_forward", "rowwise", [labels], [loss, total], sizes)
+        dlogarithms, dwide = tape.like(wide), tape.like(wide)
+        tape.rowwise("nll_loss_backward", [loss, labels, total], [dlogarithms])
+        tape.rowwise("_log_softmax_backward_data", [dlogarithms, logarithms], [dwide])
+        return loss, self._cast(tape, dwide, logits.itemsize)
+
+    def _cast(self, tape: Tape, tensor: Tensor, itemsize: int) -> Tensor:
+        """The same numbers in another format, if they have another one."""
+        if tensor.itemsize == itemsize:
+            return tensor
+        cast = tape.tensor(*tensor.shape, itemsize=itemsize)
+        tape.elementwise("_to_copy", [tensor], [cast])
+        return cast
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Hand the gradients on; that of the loss is one."""
+        tape.pass_on(self.x, self.dx)
+        tape.pass_on(self.weight, self.dw)
 
 
 def start_backward(tape: Tape, loss: Tensor) -> None:

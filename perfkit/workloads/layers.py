@@ -17,6 +17,7 @@ from perfkit.workloads.layer_types import (
     BatchedProduct,
     BinaryCrossEntropy,
     Cast,
+    ChunkedCrossEntropy,
     Concatenate,
     Dropout,
     Embedding,
@@ -463,6 +464,14 @@ def binary_cross_entropy(tape: Tape, logits: Tensor) -> None:
     logits = cast(tape, logits, tape.wide)
     labels = tape.like(logits)
     start_backward(tape, tape.apply(BinaryCrossEntropy(), logits, labels))
+
+
+def chunked_cross_entropy(
+    tape: Tape, x: Tensor, weight: Weight, *, chunks: int, itemsize: int, ranks: Any
+) -> None:
+    """Mean cross entropy of decoded tokens in pieces, from the input and the weight of the head."""
+    layer = ChunkedCrossEntropy(chunks, itemsize=itemsize, ranks=ranks)
+    start_backward(tape, tape.apply(layer, cast(tape, x, tape.itemsize), _narrow(tape, weight)))
 
 
 def cross_entropy(tape: Tape, logits: Tensor, rows: int) -> None:

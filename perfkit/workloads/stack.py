@@ -44,7 +44,7 @@ _SWITCHES = (
 )
 _COUNTS = ("zero", "most_zero", "vocabulary_multiple", "loss_chunks")
 #: Facts that are stated and not priced: they change no prediction.
-UNPRICED = ("fp8_gathers", "loss_chunks")
+UNPRICED = ("fp8_gathers",)
 #: Facts that change predictions of Transformers alone; those of a DLRM follow the others.
 _OF_TRANSFORMERS = (
     "mixed",
@@ -53,6 +53,7 @@ _OF_TRANSFORMERS = (
     "reduce_dtype",
     "attention",
     "fp8_recipe",
+    "loss_chunks",
     "keeps_fp8",
     "overlaps_tensor",
     "overlaps_experts",
@@ -73,8 +74,8 @@ class Stack:
     ``zero=0`` runs with 3. To state it, override the fact: ``replace(find_stack("fsdp"), zero=0)``.
     The name stays, with which platforms keep levels.
 
-    `fp8_gathers` and `loss_chunks` are stated and not priced: they change no
-    prediction, and one whose stack was stated with another value of them says so in its warnings.
+    `fp8_gathers` is stated and not priced: it changes no prediction, and one whose stack was stated
+    with another value of it says so in its warnings.
     Of a DLRM only `execution`, `graphs` and `pads_products` are priced.
 
     Parameters
@@ -121,8 +122,10 @@ class Stack:
     vocabulary_multiple : int
         The vocabulary is padded to a multiple of this, for each rank that shares products [-].
     loss_chunks : int
-        Pieces in which the cross entropy is computed; 1 for all tokens at once, which is priced
-        whatever their number [-].
+        Pieces of tokens in which the cross entropy is computed; 1 for all tokens at once. Each piece
+        computes its gradients, too, so that the logits of one live at a time, and nothing is computed
+        again (Liger's fused linear cross entropy); torchtune's chunks, which keep all logits in half
+        precision, are another form [-].
     execution : str
         ``eager`` or ``compiled``.
     graphs : bool
@@ -422,8 +425,8 @@ def apply_stack(
 
     Notes
     -----
-    What differs from its default wins over the stack: `attention`, `reduce_dtype`, `fp8_recipe` and
-    `fused_accumulation` of the workload, its `parallel`, and `zero`, `tiled`, `overlap_experts` and `buffers`
+    What differs from its default wins over the stack: `attention`, `reduce_dtype`, `fp8_recipe`,
+    `loss_chunks` and `fused_accumulation` of the workload, its `parallel`, and `zero`, `tiled`, `overlap_experts` and `buffers`
     of the strategy. To state a default against a stack, override the fact. Graphs that were captured
     stay as they are.
     Software that keeps fp32 masters or buffers of gradients beside a whole model is priced as a
@@ -506,6 +509,7 @@ def _state_facts(stack: Stack, model: Transformer, zero: int, execution: str | N
         zero=zero,
         vocabulary_multiple=model.vocabulary_multiple,
         fp8_recipe=model.fp8_recipe or stack.fp8_recipe,
+        loss_chunks=model.loss_chunks,
     )
 
 
@@ -521,6 +525,8 @@ def _override_facts(stack: Stack, model: Transformer, strategy: Strategy | None)
         facts["vocabulary_multiple"] = model.vocabulary_multiple
     if model.fp8_recipe:
         facts["fp8_recipe"] = model.fp8_recipe
+    if model.loss_chunks != 1:
+        facts["loss_chunks"] = model.loss_chunks
     zero = _find_zero(model, strategy)
     if np.ndim(zero) == 0 and zero:
         facts["zero"] = int(zero)
@@ -567,9 +573,9 @@ def note_unpriced(workload: Any, stack: Stack) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> stack = replace(find_stack("torchtitan"), loss_chunks=8)
+    >>> stack = replace(find_stack("torchtitan"), fp8_gathers=True)
     >>> note_unpriced(Transformer.gpt2(batch=8), stack)
-    ("stack 'torchtitan': loss_chunks is stated and not priced, the time is that without it",)
+    ("stack 'torchtitan': fp8_gathers is stated and not priced, the time is that without it",)
     """
     known = STACKS.get(stack.name, Stack(stack.name))
     names = [name for name in UNPRICED if getattr(stack, name) != getattr(known, name)]
@@ -794,6 +800,8 @@ def apply_facts(model: Transformer, stack: Stack) -> Transformer:
         facts["fused_accumulation"] = True
     if stack.keeps_fp8 and model.dtype == "fp8":
         facts["keeps_fp8"] = True
+    if model.loss_chunks == 1 and stack.loss_chunks > 1:
+        facts["loss_chunks"] = stack.loss_chunks
     if stack.fp8_recipe and model.dtype == "fp8" and not model.fp8_recipe:
         facts["fp8_recipe"] = stack.fp8_recipe
     if model.vocabulary_multiple == 1:

@@ -275,6 +275,9 @@ class Transformer:
         of ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``gate_proj``, ``up_proj``,
         ``down_proj``. Where queries, keys and values are one product, as in GPT-2, it gets one
         adapter.
+    loss_chunks : int
+        Pieces of tokens in which the cross entropy of a causal model is computed, with its gradients:
+        the logits of one piece live at a time, as with Liger's fused linear cross entropy [-].
     vocabulary_multiple : int
         The vocabulary is padded to a multiple of this on each rank that shares products, as
         Megatron-LM does with ``--make-vocab-size-divisible-by`` [-].
@@ -349,6 +352,7 @@ class Transformer:
     fp8_recipe: str = ""
     lora_rank: int = 0
     lora_modules: str | Sequence[str] = "all-linear"
+    loss_chunks: int = 1
     vocabulary_multiple: int = 1
     family: str = field(default="transformer", repr=False)
 
@@ -381,6 +385,9 @@ class Transformer:
             vocabulary_multiple=check_positive(
                 "vocabulary_multiple", self.vocabulary_multiple, integer=True, maximum=2**20
             ),
+            loss_chunks=check_positive(
+                "loss_chunks", self.loss_chunks, integer=True, maximum=2**10
+            ),
             capacity=check_positive("capacity", self.capacity, maximum=1e3),
             dropout=check_positive("dropout", self.dropout, maximum=1.0, zero=True),
             imbalance=_check_imbalance(self.imbalance, self.experts, top_k),
@@ -397,6 +404,11 @@ class Transformer:
         self._check_experts()
         _check_recipe(self.fp8_recipe, self.dtype)
         self._check_latent_attention()
+        if self.loss_chunks > 1 and (not self.causal or self.head_bias or self.scaled_logits):
+            raise ValueError(
+                f"loss_chunks is {self.loss_chunks}, and the head of this model has a bias or scales its "
+                "logits; pieces are priced for causal models without these; leave it out"
+            )
         optimizer = find_optimizer(self.optimizer, dense=True)
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
         if self.fused:
