@@ -22,7 +22,6 @@ from perfkit.ground.units import (
     rank_largest,
     show,
 )
-from perfkit.models.partitions import RECOMPUTED
 from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.host_memory import find_host_share
@@ -49,6 +48,8 @@ _SHARED_BY_NONE = {"tp": 1}
 _BOUNDS = (*dict.fromkeys(RESOURCES.values()), "communication", "host", "imbalance", "memory")
 #: Schedules that are tried, with their chunks; 0 means chunks of one layer [-].
 _SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved", 0))
+#: What is computed again in all strategies that are tried; further forms under a stated memory.
+_CHECKPOINTS = ("none", "selective", "full")
 #: Most passes of micro-batches through layers that are predicted for the warnings of a strategy, and
 #: the micro-batches that are predicted of others: both take less than a second [-].
 _MOST_PASSES, _FEW = 1_000, 2
@@ -785,7 +786,7 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
         "cp": _list_powers(_MOST),
         "micro_batch": _list_powers(_MOST),
         "schedule": np.arange(len(_SCHEDULES)),
-        "checkpoint": np.array(RECOMPUTED),
+        "checkpoint": np.array(_CHECKPOINTS),
         "zero": np.array((0, 1, 3)),
         "ranks": np.array(counts),
         "ep": _list_powers(min(model.experts or 1, max(counts))),

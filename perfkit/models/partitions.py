@@ -10,6 +10,7 @@ import numpy as np
 
 from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values, check_choice, check_positive, show
+from perfkit.models.checkpoints import find_checkpoint
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,6 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 CHUNKED = tuple(name for name, schedule in SCHEDULES.items() if schedule.has_chunks)
 #: Schedules that pass all micro-batches through one chunk after another.
 BREADTH_FIRST = tuple(name for name, schedule in SCHEDULES.items() if schedule.runs_breadth_first)
-#: What is computed again in the backward pass: nothing, scores of attention, or whole layers.
-RECOMPUTED = ("none", "selective", "full")
 
 
 class Step(NamedTuple):
@@ -587,7 +586,8 @@ def activation_bytes(
         Ranks that share the rest of a layer: as many as `tensor` with sequence parallelism, else 1
         [-].
     recompute : str, optional
-        One of `RECOMPUTED` [-].
+        What is computed again, see `perfkit.models.checkpoints.find_checkpoint`; without experts,
+        and not ``per_op`` [-].
     itemsize : float, optional
         Bytes of one number [B].
 
@@ -601,7 +601,9 @@ def activation_bytes(
     With dropout, an inner width of 4 h and scores in memory, this is table 2 of [1]_: s b h (34 + 5
     a s / h). If t ranks share products it is s b h (10 + 24 / t + 5 a s / (h t)); with sequence
     parallelism all of it is divided by t. The term 5 a s / h is absent if scores are computed
-    again; if all is computed again, 2 s b h remain.
+    again; if all is computed again, 2 s b h remain. Norms that are computed again keep 4 s b h less,
+    the activation between the products 2 s b times the inner width, and the whole MLP between its
+    first input and its last output all of that width.
 
     References
     ----------
@@ -614,18 +616,26 @@ def activation_bytes(
     114.0
     """
     tokens, wide, mask = 1.0 * batch * sequence, 1.0 * (inner or 4 * hidden), 1.0 * dropout
-    if check_choice("recompute", recompute, RECOMPUTED) == "full":
+    checkpoint = find_checkpoint(recompute)
+    if checkpoint.keeps_input_alone:
         return itemsize * tokens * hidden / sharing
-    rest = tokens * hidden * (4 * itemsize + 2 * mask) / sharing
-    shared = (
-        itemsize
-        * tokens
-        * ((width or hidden) * (2 + 2 * kv_share) + wide * (3 if gated else 2))
-        / tensor
-    )
-    scores = (
-        0.0
-        if fused or recompute == "selective"
-        else heads * sequence * tokens * (itemsize * (1 + mask) + mask)
-    )
+    if checkpoint.saves_products or "experts" in checkpoint.parts:
+        raise ValueError(
+            f"recompute is {show(recompute)}, which this form does not know; take none, selective, "
+            "full, norms, activation or mlp"
+        )
+    # inputs of both norms, and what they hand on
+    kept_by_norms = 2.0 if "norms" in checkpoint.parts else 4.0
+    rest = tokens * hidden * (kept_by_norms * itemsize + 2 * mask) / sharing
+    # between the products of the MLP: the input of the activation, and what it hands on
+    inner_tensors = 3.0 if gated else 2.0
+    if "activation" in checkpoint.parts:
+        inner_tensors -= 1.0
+    if "mlp" in checkpoint.parts:
+        inner_tensors = 0.0
+    attention_width = (width or hidden) * (2 + 2 * kv_share)
+    shared = itemsize * tokens * (attention_width + wide * inner_tensors) / tensor
+    scores = heads * sequence * tokens * (itemsize * (1 + mask) + mask)
+    if fused or "attention" in checkpoint.parts:
+        scores = 0.0
     return rest + shared + scores / tensor

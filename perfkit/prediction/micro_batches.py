@@ -9,6 +9,7 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
+from perfkit.models.checkpoints import EVERY_LAYER, find_checkpoint, recomputes
 from perfkit.models.experts import busiest_rank
 from perfkit.models.offload import HOST_WORK
 from perfkit.models.partitions import time_beside
@@ -35,6 +36,7 @@ from perfkit.workloads.graph import STAGE_HOST, Graph, Label
 from perfkit.workloads.iteration import fill_buckets
 from perfkit.workloads.operations import CAST_ONCE
 from perfkit.workloads.rank_share import SHARING_EXPERT, RankShare
+from perfkit.workloads.sizes import alter
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
@@ -606,13 +608,39 @@ def keeps_fp8(model: Transformer, s: Strategy) -> Any:
     return np.logical_not(s.scattered) & s.buffers & (model.keeps_fp8 and model.dtype == "fp8")
 
 
+def name_recorded(checkpoints: Any) -> Any:
+    """Name what recorded layers compute again: nothing where kernels of attention are added to their
+    backward pass.
+
+    Parameters
+    ----------
+    checkpoints : str or array of str
+        As `Strategy.checkpoint` names it.
+
+    Returns
+    -------
+    names : str or array of str
+        ``none`` in place of ``selective``.
+    """
+    if isinstance(checkpoints, str):
+        checkpoint = find_checkpoint(checkpoints)
+        return "none" if checkpoint.is_in_forward_pass else checkpoint.name
+    return np.where(np.equal(checkpoints, "selective"), "none", checkpoints)
+
+
+def _find_recorded(s: Strategy) -> str:
+    """What the layers of strategies that are recorded together compute again."""
+    [name] = np.unique(name_recorded(s.checkpoint)).tolist()
+    return str(name)
+
+
 def record_micro_batch(
     model: Transformer, s: Strategy, execution: str | None, *, pads_products: bool = True
 ) -> MicroBatch:
     """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then
     those of strategies.
 
-    Strategies that are recorded together have the same `checkpoint`; all or none share products and
+    Strategies that are recorded together have the same `name_recorded`; all or none share products and
     tokens, are `replicated`, have `buffers`, `fuses_sums` and `keeps_fp8`; all or none spread experts
     over all ranks of a stage, share products of these, and put tokens into their order.
     """
@@ -634,11 +662,19 @@ def record_micro_batch(
         reorders=bool(np.all(reorders_tokens(model, s))),
         load=_put_odd_first(1, find_loads(model, s)),
     )
-    recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
     replicated = bool(np.all(s.replicated))
     exchange = "buckets" if replicated else "shards"
+    computed_again = _find_recorded(s)
+    # kinds of layers that lack a part compute less again
+    recorded_model = alter(
+        model,
+        {
+            "checkpoint": False if computed_again == "none" else computed_again,
+            "checkpoint_layers": EVERY_LAYER,
+        },
+    )
     part = record_part(
-        replace(model, checkpoint=recomputed),
+        recorded_model,
         cut,
         autocast=model.mixed and replicated,
         exchange=exchange,
@@ -743,7 +779,7 @@ def price_micro_batch(
     saved = find_saved(lives_before)
     weights, trained = micro_batch.weights, micro_batch.trained
     all_trained = trained.embeddings + trained.layer + trained.head
-    recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
+    recomputed = "attention" in find_checkpoint(_find_recorded(s)).parts
     weight_casts = _time_with_weights(rows, rows.modules == "exchange.narrow", all_trained)
     layer_casts = trained.layer * weight_casts.device
     end_casts = (trained.embeddings + trained.head) * weight_casts.device
@@ -1322,7 +1358,8 @@ def share_attention_on_ring(times: MicroBatchTimes, s: Strategy) -> MicroBatchTi
     backward = further * attention.backward_part
     again = further * attention.again_part
     # those of ``selective`` checkpoints are added later
-    in_backward = backward + np.where(s.checkpoint == "full", again, 0.0)
+    is_recorded = recomputes(s.checkpoint, "attention") & (s.checkpoint != "selective")
+    in_backward = backward + np.where(is_recorded, again, 0.0)
 
     def lengthen(work: Work, more: Array) -> Work:
         return work._replace(device=work.device + more)

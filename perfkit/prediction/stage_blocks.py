@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perfkit.models.checkpoints import recomputes
 from perfkit.models.experts import DISPATCH
 from perfkit.platform.platform import Platform
 from perfkit.prediction.messages import MessageTimes
@@ -258,7 +259,7 @@ class KindOfPass:
         """Kernels of attention in a pass: those that are computed again, and those of the pass."""
         positions = self.table.find_attention(rows)
         again = 0
-        if phase == "backward" and self.s.checkpoint != "none":
+        if phase == "backward" and recomputes(self.s.checkpoint, "attention"):
             again = len(self.table.find_attention(self.find("layers", "forward")))
         runs = []
         if positions[:again]:
@@ -276,12 +277,12 @@ class KindOfPass:
         return [part for _ in range(self.s.cp)]
 
     def list_expert_messages(self, phase: str) -> list[int]:
-        """Messages of tokens to their experts and back, once more where layers are computed
+        """Messages of tokens to their experts and back, once more where these are computed
         again."""
         if not self.model.experts or self.s.ep == 1:
             return []
         message = self.send_tokens(phase, Communicator.EXPERTS)
-        if self.s.checkpoint == "full" and phase == "backward":
+        if phase == "backward" and recomputes(self.s.checkpoint, "experts"):
             return [message, message, message, message]
         return [message, message]
 

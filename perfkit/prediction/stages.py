@@ -1,7 +1,7 @@
 """Stages of a strategy for the event loop: the operations of one rank of each stage, micro-batch
 after micro-batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.units import check_type, show
+from perfkit.models.checkpoints import EVERY_LAYER
 from perfkit.models.offload import FROM_HOST, HOST_UPDATE, TO_HOST
 from perfkit.models.partitions import Step, find_schedules, list_steps
 from perfkit.platform.platform import Platform
@@ -19,6 +20,7 @@ from perfkit.prediction.stage_blocks import Communicator, KindOfPass
 from perfkit.prediction.stage_operations import OperationTable
 from perfkit.prediction.stage_programs import Program, Unit
 from perfkit.prediction.strategies import check_device, price_strategies
+from perfkit.prediction.strategy_case import check_checkpoints_of
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.columns import Accesses, Features, HeldMemory
 from perfkit.workloads.execution import execute
@@ -27,7 +29,7 @@ from perfkit.workloads.layer_kinds import list_kinds
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.stack import STACKS, Stack, name_usual_stacks
 from perfkit.workloads.strategy import Strategy, explain_fit, list_fits, spread_chunks
-from perfkit.workloads.transformer import MOST_PASSES, Transformer
+from perfkit.workloads.transformer import MOST_PASSES, MOST_RECORDED, Transformer
 
 #: Communicators of a rank and its host, behind those of stages: updates, and copies back [-].
 _HOST_GROUPS = 2
@@ -56,8 +58,53 @@ class _UnitMessage(NamedTuple):
     group: int
 
 
+class LayerForm(NamedTuple):
+    """Layers that are of one kind and compute the same again.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model as if all of its layers were such.
+    s : Strategy
+        The strategy, with what these layers compute again.
+    layers : tuple of int
+        Which layers of the model are, from 0 [-].
+    """
+
+    model: Transformer
+    s: Strategy
+    layers: tuple[int, ...]
+
+
+def list_forms(model: Transformer, s: Strategy, again: Collection[int]) -> list[LayerForm]:
+    """List the forms of the layers of a model.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        A single one.
+    again : collection of int
+        Numbers of the layers that compute again what `s.checkpoint` says [-].
+
+    Returns
+    -------
+    forms : list of LayerForm
+        Of the kind of most layers first; together they hold each layer once.
+    """
+    plain = replace(s, checkpoint="none", checkpoint_layers=EVERY_LAYER)
+    forms = []
+    for kind in list_kinds(model):
+        for strategy, is_again in ((s, True), (plain, False)):
+            layers = tuple(layer for layer in kind.layers if (layer in again) == is_again)
+            if layers:
+                forms.append(LayerForm(kind.model, strategy, layers))
+    return forms
+
+
 class _StageMaker:
-    """Makes the programs of all stages from one recorded micro-batch of one layer."""
+    """Makes the programs of all stages from one recorded micro-batch of each form of layers."""
 
     def __init__(
         self,
@@ -72,16 +119,18 @@ class _StageMaker:
         self.puts_off_weights = bool(s.puts_off_weights)
         self.model = model
         self.s = s
-        kinds = list_kinds(model)
+        #: Layers of each chunk, in the order of a forward pass.
+        self.layers_of_chunks = self.spread_layers()
+        kinds = list_forms(model, s, self.list_layers_again())
         recorded = [
-            record_micro_batch(kind.model, s, execution, pads_products=pads_products)
+            record_micro_batch(kind.model, kind.s, execution, pads_products=pads_products)
             for kind in kinds
         ]
         self.graph = recorded[0].graph
         self.table = OperationTable([micro_batch.graph for micro_batch in recorded])
-        #: What passes run, by the kind of their layers; that of most layers comes first.
+        #: What passes run, by the kind of their layers.
         self.kinds = [
-            KindOfPass(kind.model, platform, s, self.table, number, recorded[number])
+            KindOfPass(kind.model, platform, kind.s, self.table, number, recorded[number])
             for number, kind in enumerate(kinds)
         ]
         self.most_common = self.kinds[0]
@@ -96,12 +145,21 @@ class _StageMaker:
         self.owners = int(s.owners)
         self.groups_of_owners = s.dp * s.cp // self.owners
         self.sharers = int(self.sizes.sharers)
-        #: Layers of each chunk, in the order of a forward pass.
-        self.layers_of_chunks = self.spread_layers()
         self.updates = []
         for row in self.table.find("", "update"):
             if not self.table.labels[row].module.startswith("exchange"):
                 self.updates.append(row)
+
+    def list_layers_again(self) -> set[int]:
+        """Numbers of the layers that compute again what `Strategy.checkpoint` says: the first ones of
+        each chunk."""
+        numbers: set[int] = set()
+        first_layer = 0
+        for layers in self.layers_of_chunks:
+            again = min(layers, self.s.checkpoint_layers)
+            numbers.update(range(first_layer, first_layer + again))
+            first_layer += layers
+        return numbers
 
     def find_kind(self, unit: Unit) -> KindOfPass:
         """What passes through a unit run."""
@@ -544,6 +602,7 @@ def check_strategy(model: Any, s: Strategy) -> Strategy:
             "strategy has overlap_experts with several stages, which only closed forms know; "
             "use pk.explore(strategies=[...])"
         )
+    check_checkpoints_of(model, s)
     for name, fits in list_fits(model, s).items():
         if not fits:
             shown = replace(s, buffers=False)
@@ -565,12 +624,16 @@ def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
     micro_batches = model.batch // (s.dp * s.micro_batch)
     if max(shared) > 1 or not (shards_of_all and ordinary and s.overlap):
         return None
-    if micro_batches * model.layers > MOST_PASSES or (model.reduce_dtype and not s.zero):
+    most_passes = MOST_PASSES
+    if s.is_partial:  # each layer is recorded
+        most_passes = MOST_RECORDED
+    if micro_batches * model.layers > most_passes or (model.reduce_dtype and not s.zero):
         return None
     return replace(
         model,
         parallel=PARALLEL[s.zero],
-        checkpoint=s.checkpoint == "full",
+        checkpoint=s.checkpoint,
+        checkpoint_layers=s.checkpoint_layers,
         accumulate=micro_batches,
         fused_accumulation=False,  # sums of whole replicas are no buffers
         overlap=True,
@@ -612,7 +675,7 @@ def make_stages(
         For sizes that the strategy does not divide, for what only closed forms know
         (`overlap_experts` with several stages), and for more operations than the event loop takes.
     """
-    s = check_strategy(model, strategy).without_idle_zero()
+    s = check_strategy(model, strategy).without_idle_zero().settle_checkpoints(model.layers)
     ranks = int(strategy.ranks)
     check_device(platform)
     stated = state_replicas(model, s)

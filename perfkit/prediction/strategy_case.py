@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.fitting import Iteration
-from perfkit.ground.units import Array
+from perfkit.ground.units import Array, show
+from perfkit.models.checkpoints import EVERY_LAYER
 from perfkit.models.partitions import Schedule, find_schedules
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import find_contention
@@ -24,6 +25,7 @@ from perfkit.prediction.micro_batches import (
     compute_attention_again,
     fuses_sums,
     keeps_fp8,
+    name_recorded,
     price_micro_batch,
     reorders_tokens,
     share_attention_on_ring,
@@ -33,10 +35,10 @@ from perfkit.prediction.micro_batches import (
 from perfkit.prediction.offload import OffloadSizes, size_offload
 from perfkit.prediction.strategy_records import ByRegion, Group, join_groups, map_arrays, select
 from perfkit.prediction.unlike_layers import PricedKind, mix_layers
-from perfkit.workloads.layer_kinds import list_kinds
+from perfkit.workloads.layer_kinds import has_unlike_layers, list_kinds
 from perfkit.workloads.stack import Stack, StackedWork
 from perfkit.workloads.strategy import Strategy, spread_layers
-from perfkit.workloads.transformer import Transformer
+from perfkit.workloads.transformer import Transformer, check_checkpoint
 
 
 class StageLayers(NamedTuple):
@@ -86,7 +88,13 @@ class Case:
     sizes : Sizes
         Sizes of a micro-batch and its messages.
     times : MicroBatchTimes
-        One micro-batch, with sums of gradients in its backward pass.
+        One micro-batch, with sums of gradients in its backward pass. Where some layers are computed
+        again and others are not, its layer is the mean of both.
+    running : MicroBatchTimes
+        The same, whose layer is the last one of a chunk: it is not computed again where others are
+        not; for memory.
+    saved_again : array
+        Activations that a layer which is computed again saves [B].
     end_shard_sums : array
         Sums of shards outside of layers, which are part of these times [s].
     all_layers : array
@@ -124,6 +132,8 @@ class Case:
     s: Strategy
     sizes: Sizes
     times: MicroBatchTimes
+    running: MicroBatchTimes
+    saved_again: Array
     end_shard_sums: Array
     all_layers: Array
     leading: Array
@@ -158,6 +168,8 @@ class Case:
             s=self.s.select(chosen),
             sizes=select(self.sizes, chosen, self.count),
             times=select(self.times, chosen, self.count),
+            running=select(self.running, chosen, self.count),
+            saved_again=self.saved_again[chosen],
             end_shard_sums=self.end_shard_sums[chosen],
             all_layers=self.all_layers[chosen],
             leading=self.leading[chosen],
@@ -269,20 +281,32 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     """
     model, execution = work.workload, work.execution
     strategies: Strategy = work.strategy
-    s = strategies.without_idle_zero()
+    check_checkpoints_of(model, strategies)
+    s = strategies.without_idle_zero().settle_checkpoints(model.layers)
     messages = MessageTimes(platform)
     pads_products = np.array([stack.pads_products for stack in work.stacks])
     priced = []
     end_shard_sums = []
     for kind in list_kinds(model):
         sizes = size_micro_batch(kind.model, s)
-        without_sums = price_micro_batches(kind.model, messages, s, execution, pads_products)
+        again = price_micro_batches(kind.model, messages, s, execution, pads_products)
+        without_sums, plain = again, again
+        if np.any(s.is_partial):
+            plain = price_micro_batches(
+                kind.model, messages, _compute_nothing_again(s), execution, pads_products
+            )
+            layers_of_stage = spread_layers(model.layers, s)[1]
+            share = share_recomputed(s, layers_of_stage)
+            without_sums = _average_layers(again, plain, share)
         sums = time_gradient_sums(without_sums, s, sizes)
         times = add_casts_once(add_gradient_sums(without_sums, sums, s), sizes)
         priced.append(PricedKind(kind, sizes, times))
         end_shard_sums.append(sums.embeddings.shards.device + sums.head.shards.device)
     mix = mix_layers(model, priced, s)
     s, sizes, times = mix.s, mix.sizes, mix.times
+    running, saved_again = times, times.layer.saved
+    if np.any(s.is_partial):  # of a single kind
+        running, saved_again = plain, again.layer.saved
     stage_layers = StageLayers(*spread_layers(mix.layers, s))
     whole = platform.context.find_iteration(model.family, 2)
     levels = _find_levels(platform, model, work.stacks, s)
@@ -294,6 +318,8 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
         s=s,
         sizes=sizes,
         times=times,
+        running=running,
+        saved_again=saved_again,
         end_shard_sums=end_shard_sums[0],
         all_layers=mix.layers,
         leading=mix.leading,
@@ -310,6 +336,67 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
         as_megatron=_find_megatron(work.stacks, s),
         offload=size_offload(model, s, sizes, platform),
     )
+
+
+def check_checkpoints_of(model: Transformer, strategies: Strategy) -> None:
+    """Check that the layers of a model can compute again what strategies say.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    strategies : Strategy
+        One or many.
+
+    Raises
+    ------
+    ValueError
+        For parts that no layer has, and for some layers of several kinds.
+    """
+    for name in np.unique(strategies.checkpoint).tolist():
+        check_checkpoint(model, name)
+    if np.any(strategies.settle_checkpoints(model.layers).is_partial) and has_unlike_layers(model):
+        raise ValueError(
+            f"checkpoint_layers is {show(strategies.checkpoint_layers)} and layers of the model are of "
+            "several kinds, of which nothing says how many go with some; leave checkpoint_layers out"
+        )
+
+
+def share_recomputed(s: Strategy, layers: Array) -> Array:
+    """Find the share of the layers of a stage that compute again what `checkpoint` says.
+
+    Parameters
+    ----------
+    s : Strategy
+        Each field an array; see `Strategy.settle_checkpoints`.
+    layers : array
+        Layers of the stage [-].
+
+    Returns
+    -------
+    share : array
+        min(k c / l, 1), with k `checkpoint_layers` of each of c chunks [-].
+    """
+    counted = np.minimum(s.checkpoint_layers * s.chunks, layers)
+    return np.where(s.is_partial, counted / np.maximum(layers, 1), 1.0)
+
+
+def _compute_nothing_again(s: Strategy) -> Strategy:
+    """The same strategies, of whose layers those that are not computed again stand for all."""
+    names = np.where(s.is_partial, "none", s.checkpoint)
+    return replace(s, checkpoint=names, checkpoint_layers=EVERY_LAYER)
+
+
+def _average_layers(
+    again: MicroBatchTimes, plain: MicroBatchTimes, share: Array
+) -> MicroBatchTimes:
+    """Times whose layer is the mean of one that is computed again, of which there is a `share`, and
+    one that is not."""
+
+    def average(of_again: Array, of_plain: Array) -> Array:
+        return np.where(share < 1.0, share * of_again + (1.0 - share) * of_plain, of_again)
+
+    return map_arrays(average, again, plain)
 
 
 def _count_regions(platform: Platform, s: Strategy) -> Array:
@@ -417,7 +504,7 @@ def price_micro_batches(
 def _number_structures(model: Transformer, s: Strategy, pads: np.ndarray) -> np.ndarray:
     """Number the graphs of strategies: those with equal numbers differ in their sizes alone [-]."""
     flags = [
-        s.checkpoint == "full",
+        np.unique(name_recorded(s.checkpoint), return_inverse=True)[1],
         s.rows > 1,
         s.tp > 1,
         s.replicated,

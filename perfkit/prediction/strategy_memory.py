@@ -8,10 +8,11 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.models import partitions
+from perfkit.models.checkpoints import find_checkpoint, recomputes
 from perfkit.models.optimizers import find_optimizer
 from perfkit.prediction.kept import BackwardMoments, Moments
 from perfkit.prediction.micro_batches import Sizes, count_words, fuses_sums, keeps_fp8
-from perfkit.prediction.strategy_case import Case, average_owners
+from perfkit.prediction.strategy_case import Case, average_owners, share_recomputed
 from perfkit.prediction.strategy_offload import move_held
 from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.attention_blocks import UNFUSED
@@ -420,20 +421,28 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
     place of one. DTensor keeps whole inputs of attention and of the feed-forward part, and the
     gradient comes from two products; Megatron-LM holds one input and its gradient.
     """
-    model, s, sizes, times = case.model, case.s, case.sizes, case.times
-    kept = _keep_by_layer(case, software)
+    model, s, sizes, times = case.model, case.s, case.sizes, case.running
+    running = np.where(s.is_partial, "none", s.checkpoint)
+    kept_by_running = _keep_by_layer(case, software, running, times.layer.saved)
+    kept_again = _keep_by_layer(case, software, np.asarray(s.checkpoint), case.saved_again)
+    share = share_recomputed(s, stage.layers)
+    kept = np.where(s.is_partial, share * kept_again + (1.0 - share) * kept_by_running, kept_again)
     scores = _count_scores(case)
     put_off = stage.put_off * stage.layers * np.maximum(kept - scores, 0.0)
     other_embeddings = np.where(stage.has_embeddings, stage.held - 1.0, 0.0)
     whole = np.where(s.rows > 1, sizes.column * model.hidden, 0.0)
     logits = np.where(s.tp > 1, sizes.wide * _count_logits(case), 0.0)
     return _Activations(
-        others=(stage.held * stage.layers - 1.0) * kept
+        others=np.where(
+            s.is_partial,
+            stage.held * stage.layers * kept - kept_by_running,
+            (stage.held * stage.layers - 1.0) * kept,
+        )
         + np.where(stage.has_embeddings, stage.held * _keep_leading(case, software), 0.0)
         + put_off
         + other_embeddings * times.embeddings.saved
         + np.where(stage.has_head, stage.losses - 1.0, 0.0) * times.head.saved,
-        less=times.layer.saved - kept,
+        less=times.layer.saved - kept_by_running,
         whole_inputs=whole,
         whole_in_layer=np.where(software.fused_layers, 2.0, 4.0) * whole,
         logits=logits,
@@ -459,11 +468,11 @@ def _choose_moments(moments: Moments, gradients: _Gradients) -> BackwardMoments:
 
 def _list_candidates(case: Case, software: _Software, stage: _Stage) -> list[_Candidate]:
     """Moments one of which is the fullest."""
-    s, sizes, times, weights = case.s, case.sizes, case.times, stage.weights
+    s, sizes, weights = case.s, case.sizes, stage.weights
     gradients = _hold_gradients(case, software, weights)
     gathered = _hold_gathered(case, software, stage)
     activations = _hold_activations(case, software, stage)
-    backward = _choose_moments(times.moments, gradients)
+    backward = _choose_moments(case.running.moments, gradients)
     # a gradient that is kept as it is computed has the format of its weight
     itemsize = np.where(_is_autocast(s, sizes), sizes.wide, sizes.itemsize)
     other_layers = (stage.layers - 1.0) * itemsize * weights.trained.layer
@@ -499,7 +508,7 @@ def _list_in_forward(
     gathered: _Gathered,
 ) -> list[_Candidate]:
     """The fullest moments of a forward pass: in the embeddings, a layer and the head."""
-    forward = case.times.moments.forward
+    forward = case.running.moments.forward
     inputs = activations.whole_inputs
     none = np.zeros(len(inputs))
     of_layer = forward.layer - activations.less + activations.others + inputs
@@ -567,7 +576,7 @@ def _list_in_loss(
     if sizes.itemsize < 4:
         wide = 4.0 * numbers
     earlier = (stage.losses - 1.0) * np.maximum(narrow, wide)
-    kept = activations.others + case.times.layer.saved - activations.less
+    kept = activations.others + case.running.layer.saved - activations.less
     ahead = sizes.column * model.hidden * (1.0 / s.rows + 1.0)
     of_product = sizes.itemsize * count_words(model, s) * model.hidden
     placeholder = np.where(gradients.placeholders > 0, of_product, 0.0)
@@ -653,46 +662,55 @@ def _count_scratch(model: Transformer) -> float:
     )
 
 
-def _keep_by_layer(case: Case, software: _Software) -> Array:
-    """Activations that a layer keeps for its backward pass [B].
+def _keep_by_layer(case: Case, software: _Software, checkpoints: np.ndarray, saved: Array) -> Array:
+    """Activations that a layer keeps for its backward pass [B], if its checkpoints have these names,
+    and it was recorded to save as much [B].
 
     With ``selective`` checkpoints none of those between the projections of attention. Layers whose
     activation is merged with what is around it keep the inputs of products, as published; the norm
     ahead of a product that ranks share is kept in shares. What is published has no experts.
     """
-    s, saved = case.s, case.times.layer.saved
-    recorded = np.where(
-        s.checkpoint == "selective", np.maximum(saved - _count_scores(case), 0.0), saved
-    )
-    is_merged = software.fused_layers & (s.checkpoint != "full")
+    names = np.broadcast_to(checkpoints, case.count)
+    recorded = np.where(names == "selective", np.maximum(saved - _count_scores(case), 0.0), saved)
+    is_merged = software.fused_layers & (names != "full")
+    names_merged = np.unique(names[is_merged]).tolist()
+    for name in names_merged:
+        if find_checkpoint(name).saves_products:
+            raise ValueError(
+                f"checkpoint is {name!r} with a stack that holds memory as Megatron-LM, which has no "
+                "such checkpoints; take parts, as 'norms+activation', or stack='torchtitan'"
+            )
     if case.model.experts > 0 or case.model.kv_lora_rank > 0:
-        return np.where(is_merged, recorded + _merge_experts(case), recorded)
-    published = np.where(
-        s.checkpoint == "selective",
-        _count_published(case, recompute="selective"),
-        _count_published(case, recompute="none"),
-    )
-    return np.where(is_merged, published, recorded)
+        return np.where(is_merged, recorded + _merge_experts(case, names), recorded)
+    kept = recorded
+    for name in names_merged:
+        published = _count_published(case, recompute=name)
+        kept = np.where(is_merged & (names == name), published, kept)
+    return kept
 
 
 def _keep_leading(case: Case, software: _Software) -> Array:
     """Activations that the dense layers which go with the embeddings keep for the backward pass of a
     micro-batch [B]."""
     s, leading = case.s, case.leading
-    scores = np.where(s.checkpoint == "selective", leading * _count_scores(case), 0.0)
+    names = np.broadcast_to(s.checkpoint, case.count)
+    scores = np.where(names == "selective", leading * _count_scores(case), 0.0)
     recorded = case.leading_saved - scores
-    is_merged = software.fused_layers & (s.checkpoint != "full")
-    return np.where(is_merged, recorded + leading * _merge_dense(case), recorded)
+    is_merged = software.fused_layers & (names != "full")
+    return np.where(is_merged, recorded + leading * _merge_dense(case, names), recorded)
 
 
-def _merge_dense(case: Case) -> Array:
+def _merge_dense(case: Case, checkpoints: np.ndarray) -> Array:
     """What a dense layer keeps more than it was recorded to, see `_merge_experts` [B]."""
     model, s, sizes = case.model, case.s, case.sizes
     missing_norms = _count_gathered_norms(model)
-    norms = np.where(s.rows > 1, missing_norms * sizes.column * model.hidden / s.rows, 0.0)
+    keeps_norms = (s.rows > 1) & ~recomputes(checkpoints, "norms")
+    norms = np.where(keeps_norms, missing_norms * sizes.column * model.hidden / s.rows, 0.0)
     if not model.gated:
         return np.asarray(norms)
-    return np.asarray(norms - sizes.column * np.ceil(model.width_of_mlp / s.tp))
+    is_kept = ~recomputes(checkpoints, "activation") & ~recomputes(checkpoints, "mlp")
+    activation = sizes.column * np.ceil(model.width_of_mlp / s.tp)
+    return np.asarray(norms - np.where(is_kept, activation, 0.0))
 
 
 def _count_gathered_norms(model: Transformer) -> float:
@@ -701,7 +719,7 @@ def _count_gathered_norms(model: Transformer) -> float:
     return 1.0 if model.kv_lora_rank else 2.0
 
 
-def _merge_experts(case: Case) -> Array:
+def _merge_experts(case: Case, checkpoints: np.ndarray) -> Array:
     """What layers with experts keep more than they were recorded to, if their activation is merged
     with what is around it: shares of norms, less the activation ahead of a gate [B].
 
@@ -712,16 +730,18 @@ def _merge_experts(case: Case) -> Array:
     model, s, sizes = case.model, case.s, case.sizes
     share_of_norm = sizes.column * model.hidden / s.rows
     missing_norms = _count_gathered_norms(model) - np.where(s.spreads_experts, 1.0, 0.0)
-    norms = np.where(s.rows > 1, missing_norms * share_of_norm, 0.0)
+    keeps_norms = (s.rows > 1) & ~recomputes(checkpoints, "norms")
+    norms = np.where(keeps_norms, missing_norms * share_of_norm, 0.0)
     activation = np.zeros(case.count)
     if model.gated:
         inner = model.width_of_expert
         width_for_own_tokens = np.where(s.spreads_experts, inner, np.ceil(inner / s.tp))
         activation = sizes.routed / model.hidden * width_for_own_tokens
         activation = activation + sizes.column * np.ceil(model.width_of_shared / s.tp)
-    of_experts = norms - activation
+    is_kept = ~recomputes(checkpoints, "activation") & ~recomputes(checkpoints, "experts")
+    of_experts = norms - np.where(is_kept, activation, 0.0)
     share = case.experts_share
-    return np.asarray(share * of_experts + (1.0 - share) * _merge_dense(case))
+    return np.asarray(share * of_experts + (1.0 - share) * _merge_dense(case, checkpoints))
 
 
 def _count_published(case: Case, *, recompute: str) -> Array:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
+from perfkit.models.checkpoints import recomputes
 from perfkit.models.experts import DISPATCH
 from perfkit.models.partitions import time_beside
 from perfkit.prediction.micro_batches import PassWork, PhaseTimes
@@ -15,6 +16,7 @@ from perfkit.prediction.strategy_case import (
     add_all_stages,
     add_slowest_end,
     add_slowest_stage,
+    share_recomputed,
     stack_calls,
     stack_compute,
     stack_tensor_messages,
@@ -273,12 +275,13 @@ def context_parallel_time(case: Case) -> ContextMessages:
     backward = expose(steps[1], attention.backward)
     backward_calls = count_calls(attention.backward)
     calls_again = count_calls(attention.again)
-    recomputed = s.checkpoint != "none"
+    share = share_recomputed(s, case.layers)
+    recomputed = np.where(recomputes(s.checkpoint, "attention"), share, 0.0)
     return ContextMessages(
         forward=forward,
-        backward=np.where(recomputed, forward + backward, backward),
+        backward=backward + recomputed * forward,
         forward_calls=count_calls(attention.forward),
-        backward_calls=np.where(recomputed, calls_again + backward_calls, backward_calls),
+        backward_calls=backward_calls + recomputed * calls_again,
     )
 
 
@@ -358,7 +361,8 @@ def expert_parallel_time(case: Case) -> ExpertMessages:
             top_k=case.model.top_k,
         )
         message = message + case.messages.time(DISPATCH, sent, np.where(once, s.ep, 1), stride)
-    in_backward = np.where(s.checkpoint == "full", 4.0, 2.0)
+    share = share_recomputed(s, case.layers)
+    in_backward = 2.0 + np.where(recomputes(s.checkpoint, "experts"), 2.0 * share, 0.0)
     sends = (s.ep > 1) & (case.model.experts > 0)
     # of layers without experts none
     message = case.experts_share * message

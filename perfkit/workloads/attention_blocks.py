@@ -35,15 +35,16 @@ def attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
         q = layers.rotate(tape, q, angles)
         k = layers.rotate(tape, k, angles)
     layers.count_views(tape, 6)  # of queries, keys and values: split into heads, and transposed
-    if model.attention in UNFUSED:
-        mixed = layers.eager_attention(
-            tape, q, k, v, heads=heads, causal=model.causal, drop=model.dropout
-        )
-    else:
-        attention = Attention(
-            heads, causal=model.causal, kernel=_name_kernel(model), context=share.context
-        )
-        mixed = tape.apply(attention, q, k, v)
+    with tape.inside("attention"):
+        if model.attention in UNFUSED:
+            mixed = layers.eager_attention(
+                tape, q, k, v, heads=heads, causal=model.causal, drop=model.dropout
+            )
+        else:
+            attention = Attention(
+                heads, causal=model.causal, kernel=_name_kernel(model), context=share.context
+            )
+            mixed = tape.apply(attention, q, k, v)
     layers.count_views(tape, 2)
     return project(tape, model, mixed, model.hidden, "o_proj")
 
@@ -96,9 +97,13 @@ def attend_latent(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor
         value_width=value,
     )
     width = heads * (plain + turned)
-    mixed = tape.apply(
-        attention, q.view(*tokens, width), k.view(*tokens, width), v.view(*tokens, heads * value)
-    )
+    with tape.inside("attention"):
+        mixed = tape.apply(
+            attention,
+            q.view(*tokens, width),
+            k.view(*tokens, width),
+            v.view(*tokens, heads * value),
+        )
     layers.count_views(tape, 2)
     return project(tape, model, mixed, model.hidden)
 

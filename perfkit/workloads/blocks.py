@@ -74,7 +74,10 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
             tape.layer = layer
             with open_unit(layer):
                 run = partial(_layer, tape, model_of_layer, share)
-                x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
+                if model.checkpoint and layer < model.checkpoint_layers:
+                    x = layers.recompute(tape, run, x, model.computed_again)
+                else:
+                    x = run(x)
         tape.module, tape.layer = "head", None
         if not model.causal:
             x = tape.apply(make_activation(model), project(tape, model, x, hidden))
@@ -121,7 +124,10 @@ def _layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """One Transformer layer, with its norms before (GPT-2) or after (BERT) each residual sum."""
     for name, body in (("attention", _attend), ("mlp", _apply_mlp)):
         tape.module = f"layers.{tape.layer}.{name}"
-        branch = layers.norm(tape, model.norm, x) if model.causal else x
+        branch = x
+        if model.causal:
+            with tape.inside("norms"):
+                branch = layers.norm(tape, model.norm, x)
         branch = body(tape, model, share, branch)
         branch = layers.dropout(tape, model.dropout, branch)
         if model.scaled_branches:
@@ -144,11 +150,14 @@ def _attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
 def _apply_mlp(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """The MLP of a layer, or its experts, with the messages of ranks that share its products. A rank
     sends its own tokens where experts are spread over all ranks of a stage."""
-    if share.spreads_experts:
-        return mix_experts(tape, model, share, x)
-    mlp = mix_experts if model.experts else feed_forward
-    x = mlp(tape, model, share, exchange_tokens(tape, x, share, ahead=True))
-    return exchange_tokens(tape, x, share, ahead=False)
+    mlp, part = feed_forward, "mlp"
+    if model.experts:
+        mlp, part = mix_experts, "experts"
+    with tape.inside(part):
+        if share.spreads_experts:
+            return mix_experts(tape, model, share, x)
+        x = mlp(tape, model, share, exchange_tokens(tape, x, share, ahead=True))
+        return exchange_tokens(tape, x, share, ahead=False)
 
 
 class FSDPUnits:

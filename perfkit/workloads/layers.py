@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfkit.models.checkpoints import Checkpoint
 from perfkit.models.distributions import distinct_rows
 from perfkit.models.embedding import exact_backward_bytes, row_traffic
 from perfkit.models.optimizers import find_optimizer
@@ -43,11 +44,11 @@ from perfkit.workloads.layer_types import (
     TakePairs,
     start_backward,
 )
-from perfkit.workloads.operations import NT, Tensor, Weight
+from perfkit.workloads.operations import CAST_ONCE, NT, Tensor, Weight
 from perfkit.workloads.sizes import round_size
 from perfkit.workloads.symbolic_sizes import SymbolicSize
 from perfkit.workloads.tables import EmbeddingTable, list_laws, take_part
-from perfkit.workloads.tape import Calls, Tape, contiguous
+from perfkit.workloads.tape import Calls, RecordedOperation, Tape, contiguous
 
 #: Norms of rows by name, see `norm`.
 NORMS = ("layer", "rms", "layer_weight", "layer_plain")
@@ -210,11 +211,15 @@ def count_views(tape: Tape, count: int) -> None:
     tape.node(backward)
 
 
-def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Layers that keep only their input: the backward pass runs them again, up to the last result
-    that it needs."""
+def recompute(
+    tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor, checkpoint: Checkpoint
+) -> Tensor:
+    """Layers that compute again in the backward pass what `checkpoint` says, up to the last result
+    that it needs; with ``full`` they keep only their input."""
     nodes, mark = len(tape.nodes), tape.mark_weights()
+    begin = len(tape.operations)
     y = run(x)
+    forward = tape.operations[begin:]
     del tape.nodes[nodes:]
     for weight in tape.list_weights_since(mark):
         weight.due = 0
@@ -223,16 +228,102 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     def backward() -> None:
         tape.reuse_weights(mark)
         tape.calls = Calls.EACH
+        begin, first_storage = len(tape.operations), len(tape.storage_layers)
         again = run(x)
         again.root.gradient, y.root.gradient = y.root.gradient, None
+        repeated = tape.operations[begin:]
+        del tape.operations[begin:]
         # the backward pass of a sum or a product does not need its result; behind the last product
         # of a layer is the residual sum, and with an adapter its scale and another sum
         for name in ("add", "add", "mul", "mm"):
-            if tape.operations[-1].label.name.endswith(name):
-                tape.operations.pop()
+            if repeated[-1].label.name.endswith(name):
+                repeated.pop()
+        if checkpoint.keeps_input_alone:
+            tape.operations += repeated
+        else:
+            _take_saved(tape, forward, repeated, first_storage, checkpoint)
 
     tape.node(backward)
     return y
+
+
+def _take_saved(
+    tape: Tape,
+    forward: Sequence[RecordedOperation],
+    repeated: Sequence[RecordedOperation],
+    first_storage: int,
+    checkpoint: Checkpoint,
+) -> None:
+    """Record those of the `repeated` operations of a layer that run again. What the others would
+    write is there from the `forward` pass, and so is what nothing writes, as angles of positions.
+
+    Storages of the repeated layer are numbered from `first_storage` on.
+    """
+    # weights in fp8 for all micro-batches are there already
+    before = [operation for operation in forward if operation.label.name != CAST_ONCE]
+    run_again = _find_computed_again(repeated, checkpoint)
+    made_again: set[int] = set()
+    for operation in run_again:
+        made_again.update(access.storage for access in operation.accesses if access.is_write)
+    for first, second in zip(before[: len(repeated)], repeated, strict=True):
+        for made, repeat_of_it in zip(first.accesses, second.accesses, strict=True):
+            storage = repeat_of_it.storage
+            if storage < first_storage or storage in made_again or storage == made.storage:
+                continue
+            tape.saved[storage] = made.storage
+    for operation in run_again:
+        accesses = []
+        for access in operation.accesses:
+            storage = tape.saved.get(access.storage, access.storage)
+            accesses.append(access._replace(storage=storage))
+        operation.accesses = accesses
+    if checkpoint.saves_products and run_again:
+        # PyTorch saves these results whether they are read or not
+        again = _choose_computed_again(before, checkpoint)
+        for operation, is_again in zip(before, again, strict=True):
+            for access in operation.accesses:
+                if access.is_write and not is_again:
+                    held = access._replace(nbytes=0.0, is_write=False)
+                    run_again[0].accesses.append(held)
+    tape.operations += run_again
+
+
+def _find_computed_again(
+    repeated: Sequence[RecordedOperation], checkpoint: Checkpoint
+) -> list[RecordedOperation]:
+    """Find the operations of a layer that run again, with the calls of those between them that are
+    saved, where the whole layer is called."""
+    run_again = []
+    calls = 0.0
+    again = _choose_computed_again(repeated, checkpoint)
+    for operation, is_again in zip(repeated, again, strict=True):
+        host_calls = operation.host_calls
+        if is_again:
+            operation.host_calls = host_calls._replace(bare=host_calls.bare + calls)
+            calls = 0.0
+            run_again.append(operation)
+        elif checkpoint.runs_whole_layer:
+            calls += host_calls.bare + host_calls.calls
+    return run_again
+
+
+def _choose_computed_again(
+    operations: Sequence[RecordedOperation], checkpoint: Checkpoint
+) -> list[bool]:
+    """Whether each operation of the forward pass of a layer runs again."""
+    chosen = []
+    products = 0
+    for operation in operations:
+        is_product = operation.label.kind == "gemm"
+        products += is_product
+        if not checkpoint.saves_products:
+            chosen.append(bool(set(operation.parts) & set(checkpoint.parts)))
+        elif is_product:
+            chosen.append(products % 2 == 0)
+        else:
+            is_attention = operation.label.kind == "attention"
+            chosen.append(not is_attention and operation.label.name != "reduce_scatter")
+    return chosen
 
 
 def eager_attention(

@@ -27,13 +27,18 @@ def _activate(tape: Tape, model: Any, product: Callable[[str, Any], Tensor], inn
     """A product of `inner` numbers of each token with its activation, which gates a second product in
     some models. Both are one product if they are joined. `product` takes a name and a width."""
     activation = make_activation(model)
-    if not model.gated:
-        return tape.apply(activation, product("up_proj", inner))
-    if model.joined == "all":
+    if model.gated and model.joined == "all":
         gate, up = split(tape, product("gate_up_proj", 2 * inner), [inner, inner])
-        return tape.apply(Multiply(), tape.apply(activation, gate), up)
-    gate = tape.apply(activation, product("gate_proj", inner))
-    return tape.apply(Multiply(), gate, product("up_proj", inner))
+        with tape.inside("activation"):
+            return tape.apply(Multiply(), tape.apply(activation, gate), up)
+    ahead = product("gate_proj" if model.gated else "up_proj", inner)
+    with tape.inside("activation"):
+        activated = tape.apply(activation, ahead)
+    if not model.gated:
+        return activated
+    beside = product("up_proj", inner)
+    with tape.inside("activation"):
+        return tape.apply(Multiply(), activated, beside)
 
 
 def feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:

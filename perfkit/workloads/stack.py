@@ -10,6 +10,7 @@ from perfkit.ground.files import group_rows, reading
 from perfkit.ground.records import set_fields
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, check_type, show
+from perfkit.models.checkpoints import recomputes
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.execution import EXECUTIONS
@@ -750,7 +751,8 @@ def _state_strategy(model: Transformer, ranks: int) -> Strategy:
     return Strategy(
         dp=ranks,
         zero=PARALLEL.index(model.parallel),
-        checkpoint="full" if model.checkpoint else "none",
+        checkpoint=model.computed_again.name,
+        checkpoint_layers=model.checkpoint_layers,
         overlap=model.overlap,
     )
 
@@ -847,7 +849,9 @@ def share_states(model: Transformer, strategy: Strategy, stack: Stack) -> Strate
     if stack.overlaps_experts:
         in_turn = np.equal(strategy.pp, 1) | np.equal(strategy.schedule, "interleaved")
         can_overlap = (
-            np.greater(strategy.ep, 1) & in_turn & np.not_equal(strategy.checkpoint, "full")
+            np.greater(strategy.ep, 1)
+            & in_turn
+            & np.logical_not(recomputes(strategy.checkpoint, "experts"))
         )
         overlaps = np.logical_or(strategy.overlap_experts, can_overlap)
         facts["overlap_experts"] = overlaps if np.ndim(overlaps) else bool(overlaps)

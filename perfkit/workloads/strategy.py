@@ -9,7 +9,8 @@ import numpy as np
 
 from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_sizes, check_type, show
-from perfkit.models.partitions import BREADTH_FIRST, CHUNKED, RECOMPUTED, SCHEDULES, find_schedules
+from perfkit.models.checkpoints import EVERY_LAYER, check_checkpoints, recomputes
+from perfkit.models.partitions import BREADTH_FIRST, CHUNKED, SCHEDULES, find_schedules
 from perfkit.workloads.sizes import check_size
 
 _SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
@@ -52,7 +53,15 @@ class Strategy:
         first stage and the last one of the last stage take the difference, see `spread_chunks` [-].
     checkpoint : str
         What the backward pass computes again: ``none``, ``selective`` (attention without its
-        projections) or ``full``.
+        projections), ``full`` (layers, which keep only their input), or some parts of a layer, which
+        keep their inputs: ``norms``, ``activation`` (between the products of an MLP or of experts),
+        ``mlp``, ``experts`` (with their router and messages), also joined with each other or with
+        ``attention``, as ``norms+activation`` (Megatron's ``--recompute-modules``). ``per_op``: all
+        but the results of every other product, of attention and of reduce_scatter, as torchtitan's
+        selective checkpoints by operation.
+    checkpoint_layers : int
+        Layers of each chunk that do so, the first ones, as Megatron's ``--recompute-method block``
+        with ``--recompute-num-layers``; by default all of them [-].
     zero : int
         What replicas share (ZeRO): nothing (0); states of the optimizer (1); gradients too, reduced
         after each micro-batch (2); weights too, gathered for each micro-batch (3) [-].
@@ -120,6 +129,7 @@ class Strategy:
     first_layers: Any = 0
     last_layers: Any = 0
     checkpoint: Any = "none"
+    checkpoint_layers: Any = EVERY_LAYER
     zero: Any = 0
     shards: Any = 0
     sequence_parallel: Any = False
@@ -141,7 +151,10 @@ class Strategy:
             self,
             dp=check_size("dp", self.dp, 2.0**20),
             schedule=_check_names("schedule", self.schedule, SCHEDULES),
-            checkpoint=_check_names("checkpoint", self.checkpoint, RECOMPUTED),
+            checkpoint=check_checkpoints(self.checkpoint),
+            checkpoint_layers=_check_counts(
+                "checkpoint_layers", self.checkpoint_layers, EVERY_LAYER
+            ),
             dispatch=_check_names("dispatch", self.dispatch, DISPATCHES),
             offload=_check_names("offload", self.offload, OFFLOADS),
             offload_fraction=_check_shares("offload_fraction", self.offload_fraction),
@@ -199,10 +212,12 @@ class Strategy:
                 "two_level is True and dispatch 'once', which crosses nodes in two levels already; "
                 "leave two_level out"
             )
-        if np.any(self.overlap_experts & np.equal(self.checkpoint, "full")):
+        sends_again = recomputes(self.checkpoint, "experts")
+        if np.any(self.overlap_experts & sends_again):
+            name = np.broadcast_to(self.checkpoint, np.shape(sends_again))[sends_again][0]
             raise ValueError(
-                "overlap_experts is True and checkpoint 'full', which Megatron does not run together; "
-                "take checkpoint 'none' or 'selective'"
+                f"overlap_experts is True and checkpoint {str(name)!r}, which Megatron does not run "
+                "together; take checkpoint 'none' or 'selective'"
             )
         in_stages = self.overlap_experts & np.greater(self.pp, 1)
         if np.any(in_stages & np.not_equal(self.schedule, "interleaved")):
@@ -295,6 +310,41 @@ class Strategy:
         idle = np.equal(self.dp * self.cp, 1) & ~self.offloads_optimizer
         zero = np.where(idle, 0, self.zero)
         return replace(self, zero=zero if zero.ndim else int(zero))
+
+    def settle_checkpoints(self, layers: int) -> "Strategy":
+        """The same with one way to say it: `checkpoint` is ``none`` where no layer is computed again,
+        and `checkpoint_layers` its default where all layers of each chunk are.
+
+        Parameters
+        ----------
+        layers : int
+            All layers of the model [-].
+
+        Returns
+        -------
+        strategy : Strategy
+            One or many, as this one.
+        """
+        if np.all(np.equal(self.checkpoint_layers, EVERY_LAYER)):
+            return self
+        spread = spread_chunks(layers, self)
+        longest = np.where(np.greater(spread.longer, 0), spread.even + 1, spread.even)
+        for of_end in (spread.of_ends, spread.first, spread.last):
+            longest = np.maximum(longest, of_end)
+        names = np.where(np.equal(self.checkpoint_layers, 0), "none", self.checkpoint)
+        is_every = (self.checkpoint_layers >= longest) | np.equal(names, "none")
+        counts = np.where(is_every, EVERY_LAYER, self.checkpoint_layers)
+        return replace(
+            self,
+            checkpoint=names if names.ndim else str(names),
+            checkpoint_layers=counts if counts.ndim else int(counts),
+        )
+
+    @property
+    def is_partial(self) -> Any:
+        """Whether some layers of a chunk are computed again and others are not, see
+        `settle_checkpoints`."""
+        return np.less(self.checkpoint_layers, EVERY_LAYER)
 
     @property
     def puts_off_weights(self) -> Any:

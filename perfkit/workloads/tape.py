@@ -1,7 +1,8 @@
 """A tape: records the operations that PyTorch would dispatch, forward and backward, without
 computing anything."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -94,6 +95,8 @@ class RecordedOperation:
         What it reads, and then what it writes.
     bucket : int, optional
         If it reduces one gradient of a bucket: number of the module in whose buckets that is [-].
+    parts : tuple of str
+        Parts of a layer that it belongs to, of `perfkit.models.checkpoints.CHECKPOINT_PARTS`.
     """
 
     label: Label
@@ -102,6 +105,7 @@ class RecordedOperation:
     layer: int | None
     accesses: list[RecordedAccess]
     bucket: int | None = None
+    parts: tuple[str, ...] = ()
 
 
 class Node(NamedTuple):
@@ -169,6 +173,9 @@ class Tape:
         self.index = 8  # bytes of an index
         self.phase, self.module = "forward", ""
         self.layer: int | None = None  # of what is recorded now
+        self.parts: tuple[str, ...] = ()  # of the layer that is recorded now
+        # results that were saved, by the storages to which a layer that runs again would write them
+        self.saved: dict[int, int] = {}
         self.weights: list[Weight] = []  # in the order of their first use
         #: Whether adapters alone are trained, and all other weights are frozen.
         self.trains_adapters_alone = False
@@ -311,6 +318,15 @@ class Tape:
             dy = contiguous(self, dy)
         layer.backward(self, dy)
 
+    @contextmanager
+    def inside(self, part: str) -> Iterator[None]:
+        """Record operations of a part of a layer, one of
+        `perfkit.models.checkpoints.CHECKPOINT_PARTS`."""
+        before = self.parts
+        self.parts = (*before, part)
+        yield
+        self.parts = before
+
     def node(self, backward: Callable[[], Any]) -> None:
         """Append a step of the backward pass; it runs before all earlier ones."""
         self.nodes.append(Node(self.module, self.layer, backward))
@@ -355,14 +371,15 @@ class Tape:
         label = Label(name, kind, variant or name, self.phase, self.module)
         opens_call = is_call and self.calls is not Calls.NONE
         host_calls = HostCalls(launches, opens_call, self.bare)
-        accesses = [
-            RecordedAccess(
-                tensor.storage, tensor.nbytes, is_write, tensor.layer if layer is None else layer
-            )
-            for is_write, tensors in ((False, reads), (True, writes))
-            for tensor in tensors
-        ]
-        self.operations.append(RecordedOperation(label, sizes, host_calls, layer, accesses))
+        accesses = []
+        for is_write, tensors in ((False, reads), (True, writes)):
+            for tensor in tensors:
+                storage = self.saved.get(tensor.storage, tensor.storage)
+                of_layer = tensor.layer if layer is None else layer
+                accesses.append(RecordedAccess(storage, tensor.nbytes, is_write, of_layer))
+        self.operations.append(
+            RecordedOperation(label, sizes, host_calls, layer, accesses, parts=self.parts)
+        )
         self.bare = 0
         if self.calls is Calls.NEXT:
             self.calls = Calls.NONE

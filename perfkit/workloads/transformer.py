@@ -11,6 +11,7 @@ import numpy as np
 
 from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_type, show
+from perfkit.models.checkpoints import EVERY_LAYER, Checkpoint, find_checkpoint
 from perfkit.models.experts import Imbalance
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.activations import ACTIVATIONS
@@ -66,6 +67,9 @@ _OF_EXPERTS = {
 }
 #: Most passes through layers in one direction: a graph has to fit into memory [-].
 MOST_PASSES = 10_000
+#: Most passes of layers that are recorded one by one, because some are computed again and others are
+#: not: some seconds [-].
+MOST_RECORDED = 1_000
 #: Sizes that may be arrays over configurations.
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 #: Sizes that may differ between workloads of one structure.
@@ -84,7 +88,6 @@ _SWITCHES = (
     "fused",
     "mixed",
     "overlap",
-    "checkpoint",
     "gated",
     "rotary",
     "tie",
@@ -157,8 +160,11 @@ class Transformer:
     overlap : bool
         Whether gradients are reduced in buckets during the backward pass (DistributedDataParallel),
         or in one piece after it.
-    checkpoint : bool
-        Whether layers keep only their input, and are computed again in the backward pass.
+    checkpoint : bool or str
+        What the backward pass computes again: True or ``full`` for all of a layer, which keeps only
+        its input; else a name as `Strategy.checkpoint` takes it; False or ``none`` for nothing.
+    checkpoint_layers : int
+        Layers that do so, the first ones; by default all of them [-].
     accumulate : int
         Micro-batches of a rank, which together are its share of `batch`; their gradients are summed
         up before the optimizer runs [-].
@@ -311,7 +317,8 @@ class Transformer:
     fused: bool = False
     mixed: bool = False
     overlap: bool = True
-    checkpoint: bool = False
+    checkpoint: bool | str = False
+    checkpoint_layers: int = EVERY_LAYER
     accumulate: int = 1
     parallel: str = "ddp"
     kv_heads: int = 0
@@ -411,6 +418,15 @@ class Transformer:
             )
         optimizer = find_optimizer(self.optimizer, dense=True)
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
+        checkpoint_layers = check_positive(
+            "checkpoint_layers",
+            self.checkpoint_layers,
+            integer=True,
+            zero=True,
+            maximum=EVERY_LAYER,
+        )
+        set_fields(self, checkpoint_layers=checkpoint_layers)
+        set_fields(self, checkpoint=_check_checkpoint(self))
         if self.fused:
             optimizer.operations("fused")  # an error if there is no such kernel
         _check_adapters(self)
@@ -686,6 +702,11 @@ class Transformer:
         return self.top_k * self.capacity
 
     @property
+    def computed_again(self) -> Checkpoint:
+        """What the backward pass of a layer computes again."""
+        return find_checkpoint(name_checkpoint(self.checkpoint))
+
+    @property
     def joins_qkv(self) -> bool:
         """Whether queries, keys and values come from one product: as `joined` says, else in models like
         GPT-2."""
@@ -713,7 +734,7 @@ class Transformer:
         if self.dropout > 0:
             said.append(f"dropout {self.dropout:g}")
         if self.checkpoint:
-            said.append("checkpoint")
+            said.append(_describe_checkpoint(self))
         if self.experts > 0:
             said.append(f"{self.experts} experts, top {self.top_k}")
             if self.shared_experts > 0:
@@ -733,7 +754,14 @@ class Transformer:
     def without_sharing(self) -> "Transformer":
         """The same model without what a `Strategy` replaces: sharding, checkpoints and
         micro-batches."""
-        return replace(self, parallel="ddp", checkpoint=False, accumulate=1, overlap=True)
+        return replace(
+            self,
+            parallel="ddp",
+            checkpoint=False,
+            checkpoint_layers=EVERY_LAYER,
+            accumulate=1,
+            overlap=True,
+        )
 
     def graphs(
         self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False
@@ -839,6 +867,103 @@ def _check_adapters(model: Transformer) -> None:
         )
 
 
+def name_checkpoint(checkpoint: bool | str) -> str:
+    """Name what `Transformer.checkpoint` says, as `Strategy.checkpoint` does.
+
+    Parameters
+    ----------
+    checkpoint : bool or str
+        As the field holds it.
+
+    Returns
+    -------
+    name : str
+        ``full`` for True, ``none`` for False, else the name.
+    """
+    if checkpoint is True:
+        return "full"
+    if checkpoint is False:
+        return "none"
+    return checkpoint
+
+
+def _describe_checkpoint(model: Transformer) -> str:
+    """What is computed again, in a few words."""
+    said = "checkpoint"
+    if model.checkpoint is not True:
+        said += f" {model.checkpoint}"
+    if model.checkpoint_layers < model.layers:
+        said += f" of {model.checkpoint_layers} layers"
+    return said
+
+
+def _check_checkpoint(model: Transformer) -> bool | str:
+    """Check what the backward pass computes again; ``full`` is True, and ``none`` False."""
+    check_type("checkpoint", model.checkpoint, bool | str)
+    is_partial = model.checkpoint_layers < model.layers
+    passes = model.layers * model.accumulate
+    if model.checkpoint and is_partial and passes > MOST_RECORDED:
+        raise ValueError(
+            f"checkpoint_layers is {model.checkpoint_layers} of {model.layers} layers, in "
+            f"{passes:,} passes; {MOST_RECORDED:,} are recorded at most; take a Strategy, or fewer "
+            "micro-batches"
+        )
+    if isinstance(model.checkpoint, bool):
+        return model.checkpoint
+    checkpoint = check_checkpoint(model, model.checkpoint)
+    if checkpoint.name == "none":
+        return False
+    if checkpoint.keeps_input_alone:
+        return True
+    return checkpoint.name
+
+
+def check_checkpoint(model: Transformer, name: str) -> Checkpoint:
+    """Find what layers compute again, and check that they have it.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    name : str
+        As `Strategy.checkpoint` names it.
+
+    Returns
+    -------
+    checkpoint : Checkpoint
+        Its record.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, and for what no layer of the model has.
+    """
+    checkpoint = find_checkpoint(name)
+    if checkpoint.keeps_input_alone:
+        return checkpoint
+    has_mlp = not model.experts or has_unlike_layers(model)
+    fault = f"checkpoint is {checkpoint.name!r}"
+    if "mlp" in checkpoint.parts and not has_mlp:
+        raise ValueError(f"{fault} and the model has experts in place of an MLP; take 'experts'")
+    if "experts" in checkpoint.parts and not model.experts:
+        raise ValueError(f"{fault} and the model has no experts; take 'mlp'")
+    if "norms" in checkpoint.parts and not model.causal:
+        raise ValueError(
+            f"{fault} and the model norms what layers hand on, which is kept; take 'full' or 'mlp'"
+        )
+    if checkpoint.saves_products and (model.experts or model.bias or model.lora_rank):
+        what = "biases"
+        if model.experts:
+            what = "experts"
+        elif model.lora_rank:
+            what = "adapters"
+        raise ValueError(
+            f"{fault} and the model has {what}, whose products are other operations than those that "
+            "PyTorch's recipe saves; take 'full' or parts, as 'activation'"
+        )
+    return checkpoint
+
+
 def _check_imbalance(imbalance: Any, experts: int, top_k: int) -> float | tuple[float, ...]:
     """Check how tokens are spread over experts: an exponent, or a count for each expert."""
     if isinstance(imbalance, np.ndarray):
@@ -870,10 +995,11 @@ def _check_imbalance(imbalance: Any, experts: int, top_k: int) -> float | tuple[
 
 def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGraph]:
     """Record the iteration of one rank: the first and the last layers, and one that represents all
-    others; of unlike layers all."""
+    others; of unlike layers, and where some are computed again, all."""
     sharded = ranks > 1 and model.parallel != "ddp"
     most = 4 if sharded else 3
-    if has_unlike_layers(model):
+    is_partial = model.checkpoint and model.checkpoint_layers < model.layers
+    if has_unlike_layers(model) or is_partial:
         most = model.layers
     overlap = model.overlap and ranks > 1 and (accelerator or not sharded)
     autocast = model.mixed and not sharded

@@ -15,6 +15,7 @@ import numpy as np
 import perfkit as pk
 from perfkit.__main__ import main
 from perfkit.fitting.parameters import ALGORITHMS
+from perfkit.models.checkpoints import EVERY_LAYER
 from perfkit.models.collectives import OPERATIONS
 from perfkit.models.distributions import Uniform, Zipf
 from perfkit.models.partitions import CHUNKED, SCHEDULES
@@ -117,7 +118,8 @@ TRANSFORMER = {
     "optimizer": ("adamw", "sgd"),
     "mixed": MOSTLY_FALSE,
     "overlap": False,
-    "checkpoint": True,
+    "checkpoint": (False, True, "mlp", "norms", "attention"),
+    "checkpoint_layers": (EVERY_LAYER, EVERY_LAYER, 0, 1),
     "accumulate": (1, 2, 3),
     "parallel": ("ddp", "zero1", "zero2", "fsdp"),
     "kv_heads": (0, 1, 2),
@@ -376,7 +378,8 @@ STRATEGY = {
     "first_layers": (0, 0, 0, 1),
     "last_layers": (0, 0, 0, 1, 2),
     "zero": (0, 1, 2, 3),
-    "checkpoint": ("none", "selective", "full"),
+    "checkpoint": ("none", "selective", "full", "per_op", "norms+activation", "mlp", "experts"),
+    "checkpoint_layers": (EVERY_LAYER, EVERY_LAYER, 0, 1, 3),
     "shards": (0, 2),
     "sequence_parallel": True,
     "ulysses": True,

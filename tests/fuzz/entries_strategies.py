@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
+from perfkit.models.checkpoints import EVERY_LAYER
 from perfkit.prediction.strategies import PARTS, price_strategies
+from perfkit.workloads.transformer import name_checkpoint
 from tests.fuzz.damage import Rng, choose
 from tests.fuzz.harness import Entry, Nonsense
 
@@ -49,14 +51,16 @@ def compare_shardings(rng: Rng, folder: Path) -> Any:
         rng,
         64 * accumulate,
         accumulate=accumulate,
-        checkpoint=bool(rng.integers(2)),
+        checkpoint=choose(rng, (False, True, "norms", "activation", "attention+norms")),
+        checkpoint_layers=int(choose(rng, (EVERY_LAYER, EVERY_LAYER, 1, 2))),
         experts=int(choose(rng, (0, 0, 4, 8))),
     )
     strategy = pk.Strategy(
         dp=8,
         zero=SHARDINGS.index(sharding),
         micro_batch=8,
-        checkpoint="full" if model.checkpoint else "none",
+        checkpoint=name_checkpoint(model.checkpoint),
+        checkpoint_layers=model.checkpoint_layers,
     )
     built = pk.predict(replace(model, parallel=sharding), "h100-sxm-8", ranks=8)
     events = pk.predict(model, "h100-sxm-8", strategy=strategy)
