@@ -16,6 +16,12 @@ from perfkit.ground.units import Values, check_choice
 FORMS = ("eager", "for_each", "fused")
 #: The numbers that an optimizer keeps for each weight, by name.
 STATES = ("state_1", "state_2")
+#: The scales of the blocks of quantized states, by name.
+SCALES = ("scale_1", "scale_2")
+#: Numbers of a block of quantized states, which has one scale, and bytes of this: bitsandbytes,
+#: `init_state` in bitsandbytes/optim/optimizer.py at 06029dd [-], [B].
+QUANTIZED_BLOCK = 2048
+SCALE_ITEMSIZE = 4
 #: Operands with one number for each weight tensor: its step counter, and the 1 that is added to it.
 SINGLE = ("step", "one")
 
@@ -25,8 +31,9 @@ class ElementwiseStep:
     """One element-wise operation of an update.
 
     Operands are named ``weight``, ``gradient``, ``state_1`` and ``state_2``, ``scratch_1`` and
-    ``scratch_2`` for new tensors of the size of the weight, and ``step`` and ``one``, which have
-    one number for each weight tensor.
+    ``scratch_2`` for new tensors of the size of the weight, ``scale_1`` and ``scale_2``, which have
+    one number for each block of a quantized state, and ``step`` and ``one``, which have one number
+    for each weight tensor.
 
     Parameters
     ----------
@@ -36,6 +43,8 @@ class ElementwiseStep:
         Operands that it reads and writes.
     variant : str
         Class by which a platform times it; empty for the name itself.
+    one_weight_each : bool
+        Whether a kernel updates a single weight, also where PyTorch works on lists.
 
     Notes
     -----
@@ -68,6 +77,7 @@ class ElementwiseStep:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     variant: str = ""
+    one_weight_each: bool = False
 
     @property
     def counts_steps(self) -> bool:
@@ -85,6 +95,9 @@ class Optimizer:
         Name by which workloads choose it.
     states : int
         Numbers that it keeps for each weight [-].
+    quantized : bool
+        Whether states are 8-bit numbers, with an fp32 scale for each `QUANTIZED_BLOCK` of them; else
+        they have the format of the weight.
     states_per_row : int
         Numbers that it keeps for each row of a table instead [-].
     update : tuple of ElementwiseStep
@@ -98,6 +111,8 @@ class Optimizer:
     sparse_rows : bool
         Whether it can update the looked-up rows of a table one lookup after the other, without
         first adding up the gradients of the same row.
+    updates_rows : bool
+        Whether there are kernels that update single rows of tables.
     torch_class : str
         Name of its class in ``torch.optim``; empty if there is none that can train a whole model.
     torch_arguments : mapping
@@ -106,11 +121,13 @@ class Optimizer:
 
     name: str
     states: int
+    quantized: bool = False
     states_per_row: int = 0
     update: tuple[ElementwiseStep, ...] = ()
     for_each_update: tuple[ElementwiseStep, ...] = ()
     fused_kernel: str = ""
     sparse_rows: bool = False
+    updates_rows: bool = True
     torch_class: str = ""
     torch_arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -144,15 +161,58 @@ class Optimizer:
             return self.update
         if form == "fused":
             return self._list_fused()
-        return tuple(
-            ElementwiseStep(
-                f"_foreach_{operation.name}",
-                operation.reads,
-                operation.writes,
-                operation.variant or operation.name,
-            )
-            for operation in self.for_each_update or self.update
-        )
+        operations = []
+        for operation in self.for_each_update or self.update:
+            listed = operation
+            if not operation.one_weight_each:
+                listed = ElementwiseStep(
+                    f"_foreach_{operation.name}",
+                    operation.reads,
+                    operation.writes,
+                    operation.variant or operation.name,
+                )
+            operations.append(listed)
+        return tuple(operations)
+
+    def find_itemsize(self, operand: str, itemsize: float) -> float:
+        """Bytes of a number of an operand of an update.
+
+        Parameters
+        ----------
+        operand : str
+            As `ElementwiseStep` names it.
+        itemsize : float
+            Bytes of a number of the weight [B].
+
+        Returns
+        -------
+        itemsize : float
+            That of the weight, or of a state; of the scales of blocks for each number of the weight
+            [B].
+        """
+        if operand in SCALES:
+            return SCALE_ITEMSIZE / QUANTIZED_BLOCK
+        if operand in STATES and self.quantized:
+            return 1.0
+        return itemsize
+
+    def kept_bytes(self, itemsize: float) -> float:
+        """Bytes that it keeps for each number of a weight.
+
+        Parameters
+        ----------
+        itemsize : float
+            Bytes of a number of the weight that it updates [B].
+
+        Returns
+        -------
+        nbytes : float
+            Of all states [B].
+        """
+        operands = STATES[: self.states]
+        if self.quantized:
+            operands += SCALES[: self.states]
+        return sum((self.find_itemsize(operand, itemsize) for operand in operands), start=0.0)
 
     def _list_fused(self) -> tuple[ElementwiseStep, ...]:
         """The fused kernel, and before it the kernel that adds one to all step counters."""
@@ -174,7 +234,8 @@ class Optimizer:
         parameters : int, array or expression
             Parameters updated [-].
         itemsize : float, optional
-            Bytes of one number, the same for weight, gradient and state [B].
+            Bytes of one number, the same for weight, gradient and state, unless states have a format
+            of their own [B].
         form : str, optional
             One of `FORMS`.
 
@@ -183,13 +244,12 @@ class Optimizer:
         nbytes : same kind as `parameters`
             Bytes read and written, without the step counters [B].
         """
-        operands = [
-            operand
-            for operation in self.operations(form)
-            for operand in operation.reads + operation.writes
-            if operand not in SINGLE
-        ]
-        return float(itemsize * len(operands)) * parameters
+        each = 0.0
+        for operation in self.operations(form):
+            for operand in operation.reads + operation.writes:
+                if operand not in SINGLE:
+                    each += self.find_itemsize(operand, itemsize)
+        return each * parameters
 
     def state_bytes(self, rows: Values, dim: Values, itemsize: Values = 4) -> Values:
         """Bytes that it keeps for the rows of a table.
@@ -272,6 +332,15 @@ _MOMENTUM = (
     ElementwiseStep("add_", ("weight", "state_1"), ("weight",)),
 )
 
+_QUANTIZED_ADAM = (
+    ElementwiseStep(
+        "optimizer_update_8bit_blockwise",
+        ("weight", "gradient", *STATES, *SCALES),
+        ("weight", *STATES, *SCALES),
+        one_weight_each=True,
+    ),
+)
+
 #: Optimizers by name. Row-wise Adagrad keeps one number for each row of a table, and has no form
 #: for other weights, like sparse Adam.
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -317,6 +386,13 @@ OPTIMIZERS: dict[str, Optimizer] = {
             fused_kernel="_fused_adamw_",
             torch_class="AdamW",
         ),
+        Optimizer(
+            "adamw_8bit",
+            states=2,
+            quantized=True,
+            update=_QUANTIZED_ADAM,
+            updates_rows=False,
+        ),
         Optimizer("rowwise_adagrad", states=0, states_per_row=1),
         Optimizer("sparse_adam", states=2),
     )
@@ -324,23 +400,31 @@ OPTIMIZERS: dict[str, Optimizer] = {
 _FUSED = "_fused"
 
 
-def list_optimizers(*, dense: bool = False) -> tuple[str, ...]:
+def list_optimizers(*, dense: bool = False, rows: bool = False) -> tuple[str, ...]:
     """Names of all optimizers.
 
     Parameters
     ----------
     dense : bool, optional
         Whether to list only those that can update weights outside of tables.
+    rows : bool, optional
+        Whether to list only those that can update single rows of tables.
 
     Returns
     -------
     names : tuple of str
         Keys of `OPTIMIZERS`.
     """
-    return tuple(name for name, each in OPTIMIZERS.items() if each.update or not dense)
+    names = []
+    for name, optimizer in OPTIMIZERS.items():
+        can_update = bool(optimizer.update) or not dense
+        can_update_rows = optimizer.updates_rows or not rows
+        if can_update and can_update_rows:
+            names.append(name)
+    return tuple(names)
 
 
-def find_optimizer(name: str, *, dense: bool = False) -> Optimizer:
+def find_optimizer(name: str, *, dense: bool = False, rows: bool = False) -> Optimizer:
     """The optimizer of a name.
 
     Parameters
@@ -349,6 +433,8 @@ def find_optimizer(name: str, *, dense: bool = False) -> Optimizer:
         A key of `OPTIMIZERS`, or one followed by ``_fused``, which has the same states.
     dense : bool, optional
         Whether it has to update weights outside of tables.
+    rows : bool, optional
+        Whether it has to update single rows of tables.
 
     Returns
     -------
@@ -367,11 +453,11 @@ def find_optimizer(name: str, *, dense: bool = False) -> Optimizer:
     >>> find_optimizer("rowwise_adagrad", dense=True)
     Traceback (most recent call last):
     ...
-    ValueError: optimizer is 'rowwise_adagrad'; known are sgd, sgd_momentum, adagrad, adam, adamw; did you mean 'adagrad'?
+    ValueError: optimizer is 'rowwise_adagrad'; known are sgd, sgd_momentum, adagrad, adam, adamw, adamw_8bit; did you mean 'adagrad'?
     """
     if isinstance(name, str) and not dense:
         name = split_form(name)[0]
-    return OPTIMIZERS[check_choice("optimizer", name, list_optimizers(dense=dense))]
+    return OPTIMIZERS[check_choice("optimizer", name, list_optimizers(dense=dense, rows=rows))]
 
 
 def split_form(name: str) -> tuple[str, str]:

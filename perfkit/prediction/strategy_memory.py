@@ -332,13 +332,13 @@ def _hold_states(
         in_shards = (s.zero > 0) & ~software.whole_buffers
         has_masters = np.logical_not(in_shards | _is_autocast(s, sizes))
     masters = np.where(has_masters, 1.0, 0.0)
-    states = find_optimizer(model.optimizer).states
+    states = find_optimizer(model.optimizer).kept_bytes(sizes.wide)
     return np.asarray(
         partitions.model_state_bytes(
             weights.trained.all,
             weight=0.0,
             gradient=0.0,
-            states=sizes.wide * (states + masters),
+            states=states + sizes.wide * masters,
             ranks=weights.owners,
             zero=np.where(s.zero > 0, 3, 0),
         )

@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.models.optimizers import ElementwiseStep, find_optimizer
+from perfkit.models.optimizers import (
+    QUANTIZED_BLOCK,
+    SCALE_ITEMSIZE,
+    SCALES,
+    Optimizer,
+    find_optimizer,
+)
 from perfkit.workloads.columns import (
     FEATURES,
     Accesses,
@@ -68,8 +74,7 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
         )
     if lists or fused:  # single rows come last, in the order in which their gradients were computed
         if dense:
-            operations = chosen.operations("fused" if fused else "for_each")
-            _update_dense(tape, dense, operations, listed=True)
+            _update_dense(tape, dense, chosen, "fused" if fused else "for_each")
         for weight in reversed(rows):
             _update_rows(tape, weight)
         return
@@ -77,7 +82,7 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
         if weight.row_update is not None:
             _update_rows(tape, weight)
         else:
-            _update_dense(tape, [weight], chosen.operations("eager"), listed=False)
+            _update_dense(tape, [weight], chosen, "eager")
 
 
 def _update_rows(tape: Tape, weight: Weight) -> None:
@@ -107,26 +112,35 @@ def finish(
     )
 
 
-def _update_dense(
-    tape: Tape, weights: Sequence[Weight], operations: Sequence[ElementwiseStep], *, listed: bool
-) -> None:
+def _update_dense(tape: Tape, weights: Sequence[Weight], optimizer: Optimizer, form: str) -> None:
     """Run the operations of an optimizer on a dense weight or on a list of them."""
+    listed = form != "eager"
     stored = [weight.stored for weight in weights]
     count, elements = _count(tape, stored) if listed else (1, stored[0].numel)
     tensors: dict[str, list[Tensor]] = {
         "weight": stored,
         "gradient": [tape.find_gradient(tensor) for tensor in stored],
     }
-    for operation in operations:
+    for operation in optimizer.operations(form):
         for operand in operation.reads + operation.writes:
             if operand not in tensors:
-                tensors[operand] = _make_operands(tape, operand, stored)
+                tensors[operand] = _make_operands(tape, optimizer, operand, stored)
         reads = [*chain.from_iterable(tensors[operand] for operand in operation.reads)]
         writes = [*chain.from_iterable(tensors[operand] for operand in operation.writes)]
         tape.layer = None if listed else stored[0].layer
         size = count if operation.counts_steps else elements
         sizes = OperationSizes(elements=size)
-        tape.emit(operation.name, "elementwise", reads, writes, sizes, variant=operation.variant)
+        launches = count if operation.one_weight_each else 1
+        tape.bare += launches - 1  # each is a call
+        tape.emit(
+            operation.name,
+            "elementwise",
+            reads,
+            writes,
+            sizes,
+            variant=operation.variant,
+            launches=launches,
+        )
     tape.layer = None
     if listed:
         _note_owners(tape, weights, tensors)
@@ -145,7 +159,9 @@ def _note_owners(
                 tape.owners[tensor.storage] = weight.module
 
 
-def _make_operands(tape: Tape, operand: str, weights: Sequence[Tensor]) -> list[Tensor]:
+def _make_operands(
+    tape: Tape, optimizer: Optimizer, operand: str, weights: Sequence[Tensor]
+) -> list[Tensor]:
     """New tensors for an operand of an update: states, step counters and intermediate results."""
     if operand == "one":
         tape.layer = None
@@ -155,8 +171,12 @@ def _make_operands(tape: Tape, operand: str, weights: Sequence[Tensor]) -> list[
         tape.layer = weight.layer
         if operand == "step":
             made.append(tape.tensor(1, itemsize=_COUNTER))
+        elif operand in SCALES:
+            blocks = -(-weight.numel // QUANTIZED_BLOCK)
+            made.append(tape.tensor(blocks, itemsize=SCALE_ITEMSIZE))
         else:
-            made.append(tape.tensor(*weight.shape, itemsize=weight.itemsize))
+            itemsize = int(optimizer.find_itemsize(operand, weight.itemsize))
+            made.append(tape.tensor(*weight.shape, itemsize=itemsize))
     return made
 
 

@@ -205,7 +205,7 @@ class TableSet(Tabular):
             raise ValueError(f"{fault} its {tables[deep].rows} rows; {meant}")
         set_fields(self, batch=check_positive("batch", self.batch, integer=True))
         check_choice("embedding", self.embedding, ("separate", "fused"))
-        find_optimizer(self.optimizer)
+        find_optimizer(self.optimizer, rows=True)
         check_type("sparse", self.sparse, bool)
         check_type("name", self.name, str)
         set_fields(self, tables=tuple(tables))

@@ -147,7 +147,8 @@ class Transformer:
         are bf16.
     optimizer : str
         One that updates dense weights, as `perfkit.models.optimizers.list_optimizers` lists them:
-        ``adamw``, ``adam``, ``adagrad``, ``sgd_momentum`` or ``sgd``.
+        ``adamw``, ``adam``, ``adagrad``, ``sgd_momentum``, ``sgd``, or ``adamw_8bit``, that of
+        bitsandbytes (arXiv:2110.02861), whose states are 8-bit numbers with a scale for each block.
     fused : bool
         Whether one kernel of the optimizer updates all weights.
     mixed : bool

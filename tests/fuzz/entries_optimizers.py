@@ -8,8 +8,16 @@ from perfkit.models.optimizers import find_optimizer
 from tests.fuzz.damage import Rng, choose
 from tests.fuzz.harness import Entry, Nonsense
 
-#: States of each optimizer that is drawn, in numbers for each weight.
-NUMBERS_KEPT = {"sgd": 0, "sgd_momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}
+#: States of each optimizer that is drawn, in fp32 numbers for each weight; two of 8 bits, with a scale
+#: for 2,048 numbers, are half of one.
+NUMBERS_KEPT = {
+    "sgd": 0.0,
+    "sgd_momentum": 1.0,
+    "adagrad": 1.0,
+    "adam": 2.0,
+    "adamw": 2.0,
+    "adamw_8bit": 0.5 + 2.0 / 2048.0,
+}
 
 
 def _predict_tables(rng: Rng) -> pk.Prediction:
