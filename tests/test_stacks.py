@@ -18,6 +18,7 @@ from perfkit.prediction.strategies import PARTS
 from perfkit.workloads import stack as stack_module
 from perfkit.workloads.stack import (
     FP8_RECIPES,
+    OF_USE,
     STACKS,
     UNPRICED,
     Stack,
@@ -116,7 +117,13 @@ WORDS: dict[str, list[tuple[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("name", STACKS)
+#: Stacks whose sources have these words; a new row needs none of them.
+WITH_WORDS = ("ddp", "ddp-compiled", "nanogpt", "fsdp", "fsdp-compiled", "torchtitan", "mpt")
+WITH_WORDS += ("megatron", "megatron-te", "deepspeed", "internevo", "maxtext")
+WITH_WORDS += ("torchrec", "hugectr")
+
+
+@pytest.mark.parametrize("name", WITH_WORDS)
 def test_each_fact_stands_in_the_source_of_its_stack(name: str) -> None:
     """The words of the source say each fact again: a row in which one of both is changed fails."""
     stack = find_stack(name)
@@ -319,8 +326,7 @@ def test_facts_of_transformers_are_not_priced_for_tables() -> None:
     assert "mixed is stated and not priced" in note_unpriced(mixed, find_stack("hugectr"))[0]
     assert "buffers, reduce_dtype" in note_unpriced(DLRM, find_stack("megatron"))[0]
     of_all = {"name", "level_of", "source", "pads_products", "execution", "graphs"}
-    of_use = {"trains", "runs_fp8", "most_zero"}
-    known = {*of_all, *of_use, *UNPRICED, *stack_module._OF_TRANSFORMERS}
+    known = {*of_all, *OF_USE, *UNPRICED, *stack_module._OF_TRANSFORMERS}
     assert known == {field.name for field in fields(Stack)}
 
 
@@ -470,6 +476,31 @@ def test_software_for_other_models_is_told() -> None:
     )
     for warnings in (with_fp8, usual):
         assert not [text for text in warnings if "trains models" in text or "in fp8;" in text]
+
+
+def test_a_model_without_the_masters_that_its_software_keeps_is_told() -> None:
+    plain = replace(GPT, mixed=False)
+    strategy = pk.Strategy(tp=2, dp=2, micro_batch=4)
+    with keep_quiet():
+        stated = pk.predict(plain, CLUSTER, strategy=strategy, stack="megatron").warnings
+        others = [
+            pk.predict(plain, CLUSTER, strategy=strategy).warnings,
+            pk.predict(GPT, CLUSTER, strategy=strategy, stack="megatron").warnings,
+            pk.predict(plain, CLUSTER, ranks=8, stack="fsdp").warnings,
+            pk.predict(replace(plain, dtype="fp32"), CLUSTER, ranks=2, stack="megatron").warnings,
+        ]
+    [note] = [text for text in stated if "mixed is False" in text]
+    assert note.endswith("take mixed=True")
+    for warnings in others:
+        assert not [text for text in warnings if "mixed is False" in text]
+
+
+def test_a_search_of_plans_keeps_to_what_the_software_shares() -> None:
+    wide = pk.DLRM(rows=[10**5] * 8, batch=8192, dim=64)
+    without = pk.explore(wide, "h100-sxm-8", 8, stack="hugectr").table()["mlps"].to_list()
+    assert not [text for text in without if "zero" in text]
+    usual = pk.explore(wide, "h100-sxm-8", 8).table()["mlps"].to_list()
+    assert [text for text in usual if "zero" in text]
 
 
 def test_more_zero_than_the_software_runs_is_not_searched_and_told_where_it_is_stated() -> None:

@@ -717,7 +717,9 @@ def _price_plans(
         return max(rows[plan]["needs"], capacity), rows[plan]["time"]
 
     best = sorted(rows, key=rank)[:2]
-    for plan, strategy in product(best, _list_ways(where, ranks)):
+    most_zero = 3 if stack is None else find_stack(stack).most_zero
+    ways = [way for way in _list_ways(where, ranks) if way.zero <= most_zero]
+    for plan, strategy in product(best, ways):
         with suppress(ValueError):  # ranks do not divide a width
             way = replace(plan, mlps=strategy)
             rows[way] = price(way, rows[plan]["tables"])

@@ -247,7 +247,8 @@ def predict(
     savings = list_savings(workload, strategy, software, is_stated=stack is not None)
     notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan, savings)
     of_level = note_level(machine, software, resolved.workload, resolved.ranks)
-    of_facts = note_unpriced(work.workload, software) + note_misfits(work.workload, software)
+    of_facts = note_unpriced(work.workload, software)
+    of_facts += note_misfits(work.workload, software, is_stated=stack is not None)
     warn_once(notes.doubts, 3)
     spread = estimate_spread(priced, timings, causes, machine, loading_time)
     parts = [*causes.sum_by_resource().values(), causes.loading]

@@ -63,7 +63,7 @@ _OF_TRANSFORMERS = (
     "memory",
 )
 #: Facts that say what a stack is for: they change no prediction, but what is said of it.
-_OF_USE = ("trains", "runs_fp8", "most_zero")
+OF_USE = ("trains", "runs_fp8", "most_zero")
 
 
 @dataclass(frozen=True)
@@ -596,7 +596,7 @@ def note_unpriced(workload: Any, stack: Stack) -> tuple[str, ...]:
     )
 
 
-def note_misfits(workload: Any, stack: Stack) -> tuple[str, ...]:
+def note_misfits(workload: Any, stack: Stack, *, is_stated: bool = True) -> tuple[str, ...]:
     """Notes where a stack is none for what it shall run.
 
     Parameters
@@ -605,12 +605,14 @@ def note_misfits(workload: Any, stack: Stack) -> tuple[str, ...]:
         What is predicted.
     stack : Stack
         The software, with the settings that win over its facts.
+    is_stated : bool, optional
+        Whether this software was asked for.
 
     Returns
     -------
     notes : tuple of str
-        A sentence for each of these: it is for other models, it has no fp8, or replicas share more
-        than it can.
+        A sentence for each of these: it is for other models, it has no fp8, replicas share more
+        than it can, or it was asked for and always keeps weights in fp32, which the model has not.
 
     Examples
     --------
@@ -635,6 +637,14 @@ def note_misfits(workload: Any, stack: Stack) -> tuple[str, ...]:
             f"stack {stack.name!r} runs {can}, and zero is {stack.zero}; take "
             f"zero={stack.most_zero}, or software that shares more, as 'fsdp'"
         )
+    always_has_masters = stack.memory == "megatron" and stack.mixed == "masters"
+    if is_stated and always_has_masters and isinstance(first, Transformer):
+        in_low_precision = first.dtype in ("bf16", "fp16", "fp8")
+        if in_low_precision and not first.mixed:
+            notes.append(
+                f"stack {stack.name!r} keeps weights in fp32 for the optimizer, and this model has "
+                "none: mixed is False; take mixed=True"
+            )
     return tuple(notes)
 
 
