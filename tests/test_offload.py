@@ -27,6 +27,17 @@ def count_weights(model: pk.Transformer) -> int:
     return model.graphs(1, accelerator=True)[0].parameters
 
 
+def add_up_host_work(prediction: pk.Prediction) -> dict[str, float]:
+    """Time of all copies and updates of a rank, by their name [s]."""
+    timeline = prediction._timeline.rank_timelines[0]
+    added: dict[str, float] = {}
+    durations = timeline.times.durations.tolist()
+    for position, duration in zip(timeline.graph.collectives.tolist(), durations, strict=True):
+        name = timeline.graph.labels[position].name
+        added[name] = added.get(name, 0.0) + duration
+    return added
+
+
 def test_an_update_of_the_host_takes_as_long_as_was_published() -> None:
     """Table 4 of arXiv:2101.06840: 1, 4 and 10 billion weights on a DGX-2, of 256 GB/s."""
     measured = np.array([0.22, 1.03, 2.57])
@@ -88,14 +99,7 @@ def test_copies_and_the_update_take_the_time_of_their_bytes() -> None:
     and the host moves 30 B, beside which weights come back."""
     model = make_model(4)
     strategy = pk.Strategy(zero=2, micro_batch=4, offload="optimizer")
-    prediction = pk.predict(model, "h100-sxm-8", strategy=strategy)
-    [timeline] = prediction._timeline.rank_timelines
-    durations: dict[str, float] = {}
-    for position, duration in zip(
-        timeline.graph.collectives.tolist(), timeline.times.durations.tolist(), strict=True
-    ):
-        name = timeline.graph.labels[position].name
-        durations[name] = durations.get(name, 0.0) + duration
+    durations = add_up_host_work(pk.predict(model, "h100-sxm-8", strategy=strategy))
     weights = count_weights(model)
     memory = find_host_memory(load_platform("h100-sxm-8"))
     assert durations[TO_HOST] == pytest.approx(2 * weights / memory.to_host.value, rel=5e-3)
@@ -185,40 +189,108 @@ def test_an_update_of_the_host_widens_the_interval() -> None:
         assert spreads[1] > spreads[0], road
 
 
-def draw(rng: np.random.Generator) -> tuple[str, pk.Transformer, pk.Strategy, str]:
+def test_shards_of_weights_are_copied_before_each_gather_and_hold_no_memory() -> None:
+    """One GPU with ZeRO stage 3: 4 B of each weight forward, of layers again backward, and of each
+    gradient once; no weight comes back after the update."""
+    model = make_model(2)
+    platform = load_platform("h100-sxm-8").with_host_memory(link=40e9)
+    strategy = pk.Strategy(zero=3, micro_batch=2, offload="parameters")
+    prediction = pk.predict(model, platform, strategy=strategy)
+    work = add_up_host_work(prediction)
+    weights = count_weights(model)
+    assert work[TO_HOST] == pytest.approx(4 * weights / 40e9, rel=5e-3)
+    in_layers = 24 * 12 * 2048**2  # without norms and biases
+    assert work[FROM_HOST] == pytest.approx(4 * (weights + in_layers) / 40e9, rel=5e-3)
+    assert work[HOST_UPDATE] == pytest.approx(30 * weights / (UPDATE_SHARE * 614.4e9), rel=5e-3)
+    memory = prediction.memory()
+    assert memory.parts["parameters"] == memory.parts["states"] == 0
+    assert memory.parts["communication"] < 0.3 * 2 * weights  # gathered for a while
+    assert memory.on_host == pytest.approx(16 * weights, rel=0.01)
+
+
+def test_activations_leave_and_come_back_beside_the_passes() -> None:
+    """A link that costs nothing adds nothing; on a slow one all of its copies follow one another, each
+    layer's but the last one's away and back."""
+    model = make_model(8)
+    base = pk.Strategy(micro_batch=8, tp=2, zero=1)
+    strategy = replace(base, offload="activations")
+    platform = load_platform("h100-sxm-8")
+    without = pk.predict(model, platform, strategy=base)
+    free = pk.predict(model, platform.with_host_memory(link=1e15), strategy=strategy)
+    assert free.time == pytest.approx(without.time, rel=1e-3)
+    slow = platform.with_host_memory(link=2e8)
+    prediction = pk.predict(model, slow, strategy=strategy)
+    work = add_up_host_work(prediction)
+    on_host = prediction.memory().on_host
+    # a level of software scales all times, 0.987 here
+    assert work[TO_HOST] == pytest.approx(on_host / 2e8, rel=0.02)
+    assert work[FROM_HOST] == pytest.approx(work[TO_HOST], rel=1e-6)
+    copies = 23
+    # the last copy to the host ends behind the forward pass
+    assert prediction.time == pytest.approx(2 * on_host / 2e8, rel=1.5 / copies)
+    closed = pk.explore(model, slow, strategies=[strategy])
+    assert closed.frame["time"][0] == pytest.approx(prediction.time, rel=0.03)
+    # of 24 layers one runs, and one is on its way
+    left = without.memory().total - prediction.memory().total
+    assert left == pytest.approx(on_host * 22 / 23, rel=1e-6)
+
+
+def test_what_nobody_published_is_refused() -> None:
+    with pytest.raises(ValueError, match="zero is below 3"):
+        pk.Strategy(dp=8, zero=2, offload="parameters")
+    with pytest.raises(ValueError, match="pp is above 1"):
+        pk.Strategy(pp=2, offload="activations")
+    with pytest.raises(ValueError, match="pp is above 1"):
+        pk.Strategy(pp=2, dp=2, zero=3, offload="parameters")
+    with pytest.raises(ValueError, match="only a part of them"):
+        pk.Strategy(checkpoint="selective", offload="activations")
+    with pytest.raises(ValueError, match="only a part of them"):
+        pk.Strategy(checkpoint="full", checkpoint_layers=2, offload="activations")
+    with pytest.raises(ValueError, match="not '1f1b'"):
+        pk.Strategy(schedule="gpipe", offload="activations")
+    with pytest.raises(ValueError, match="offload_fraction is below 1 without"):
+        pk.Strategy(zero=3, offload="parameters", offload_fraction=0.5)
+
+
+def draw(rng: np.random.Generator, offload: str) -> tuple[str, pk.Transformer, pk.Strategy, str]:
     """A platform, a model, a strategy that offloads, and how it is executed."""
     while True:
         tp, pp = rng.choice([1, 2, 4]), rng.choice([1, 2, 4])
         dp, accumulated = rng.choice([1, 2, 4]), rng.choice([1, 2, 4, 8])
-        if tp * pp * dp > 8:
-            continue
         micro_batch = int(rng.choice([1, 2, 4, 8]))
+        zero, fraction = int(rng.choice([1, 2])), 1.0
+        if offload == "optimizer":
+            fraction = float(rng.choice([0.25, 0.5, 1.0, 1.0]))
+        else:
+            pp = 1
+        if offload == "parameters":
+            zero = 3
+        platform = str(rng.choice(["h100-sxm-8", "a100-sxm-8", "gb200-4"]))
+        most = load_platform(platform).network.ranks
+        if tp * pp * dp > most:
+            continue
         strategy = pk.Strategy(
             tp=int(tp),
             pp=int(pp),
             dp=int(dp),
             micro_batch=micro_batch,
-            zero=int(rng.choice([1, 2])),
-            schedule=str(rng.choice(["1f1b", "gpipe"])),
+            zero=zero,
             checkpoint=str(rng.choice(["none", "full"])),
             sequence_parallel=bool(tp > 1 and rng.random() < 0.5),
-            offload="optimizer",
-            offload_fraction=float(rng.choice([0.25, 0.5, 1.0, 1.0])),
+            offload=offload,
+            offload_fraction=fraction,
         )
-        platform = str(rng.choice(["h100-sxm-8", "a100-sxm-8", "gb200-4"]))
-        if platform == "gb200-4" and tp * pp * dp > 4:
-            continue
-        model = make_model(
-            int(dp * micro_batch * accumulated), sequence=int(rng.choice([512, 2048]))
-        )
+        batch = int(dp * micro_batch * accumulated)
+        model = make_model(batch, sequence=int(rng.choice([512, 2048])))
         return platform, model, strategy, str(rng.choice(["eager", "compiled", "graphs"]))
 
 
-def test_both_roads_agree_on_drawn_strategies() -> None:
+@pytest.mark.parametrize("offload", ["optimizer", "activations", "parameters"])
+def test_both_roads_agree_on_drawn_strategies(offload: str) -> None:
     rng = np.random.default_rng(20261128)
     apart = []
     for _ in range(12):
-        platform, model, strategy, execution = draw(rng)
+        platform, model, strategy, execution = draw(rng, offload)
         event_loop = pk.predict(model, platform, strategy=strategy, execution=execution)
         closed = pk.explore(
             model, platform, strategies=[strategy], execution=execution, memory=1e15
@@ -227,5 +299,7 @@ def test_both_roads_agree_on_drawn_strategies() -> None:
         memory = event_loop.memory()
         assert closed.frame["needs"][0] == pytest.approx(memory.total, rel=1e-9)
         assert closed.frame["on_host"][0] == pytest.approx(memory.on_host, rel=1e-9)
-    assert max(apart) < 0.03
-    assert np.mean(apart) < 0.01
+    assert np.mean(apart) < (0.013 if offload == "activations" else 0.01)
+    # copies of activations, messages of replicas and hosts that all take longer than kernels
+    assert max(apart) < (0.06 if offload == "activations" else 0.03)
+    assert sum(error > 0.031 for error in apart) <= 1

@@ -31,12 +31,18 @@ class OffloadSizes(NamedTuple):
         Of a weight that comes back after the update [B].
     update : array
         That the host reads and writes for a weight [B].
+    shard : array
+        Of a weight that is copied to the device before it is gathered [B].
+    activation : array
+        Of each byte that layers keep; 0 if it stays [-].
     """
 
     fraction: Array
     gradient: Array
     weight: Array
     update: Array
+    shard: Array
+    activation: Array
 
 
 def check_offload(model: Transformer, s: Strategy) -> None:
@@ -114,12 +120,13 @@ def size_offload(model: Transformer, s: Strategy, sizes: Sizes, platform: Platfo
     -----
     All ranks of a node copy and update at the same time: those of one link share it, and all share
     the host. DeepSpeed copies gradients and weights in the format of layers. Megatron-LM copies the
-    sums of its buffers and fp32 weights.
+    sums of its buffers and fp32 weights. FSDP2 copies shards of both in the format of the optimizer,
+    casts on the device, and gathers.
     """
     shape = np.shape(s.ranks)
     none = np.zeros(shape)
-    if not np.any(s.offloads_optimizer):
-        return OffloadSizes(none, none, none, none)
+    if not np.any(s.offloads_optimizer | s.offloads_activations):
+        return OffloadSizes(none, none, none, none, none, none)
     check_offload(model, s)
     memory = find_host_memory(platform)
     of_node = np.minimum(s.ranks, platform.network.ranks_per_node)
@@ -127,11 +134,17 @@ def size_offload(model: Transformer, s: Strategy, sizes: Sizes, platform: Platfo
     states = find_optimizer(model.optimizer).states
     update = host_update_bytes(1.0, states=states, wide=sizes.wide, narrow=sizes.itemsize)
     fraction = np.where(s.offloads_optimizer, s.offload_fraction, 0.0)
+    gradient = np.where(s.buffers, sizes.summed, sizes.itemsize)
+    gradient = np.where(s.offloads_parameters, sizes.wide, gradient)
+    weight = np.where(s.buffers, sizes.wide, sizes.itemsize)
+    weight = np.where(s.offloads_parameters, 0.0, weight)
     return OffloadSizes(
         fraction=fraction,
-        gradient=fraction * of_link * np.where(s.buffers, sizes.summed, sizes.itemsize),
-        weight=fraction * of_link * np.where(s.buffers, sizes.wide, sizes.itemsize),
+        gradient=fraction * of_link * gradient,
+        weight=fraction * of_link * weight,
         update=fraction * of_node * update,
+        shard=of_link * np.where(s.offloads_parameters, 1.0 * sizes.wide, 0.0),
+        activation=of_link * np.where(s.offloads_activations, 1.0, 0.0),
     )
 
 

@@ -637,7 +637,12 @@ def time_collectives(
         delay = 0.0
         if sum(len(group.ranks) for group in groups) > 1:
             delay = iteration_fit.get("per_collective", 0.0)
-        durations = [iteration_fit["scale"] * times + delay for times in durations]
+        for group, times in zip(groups, durations, strict=True):
+            graph = group.graph
+            names = [graph.labels[position].name for position in graph.collectives.tolist()]
+            # nobody measured iterations in which hosts work
+            of_ranks = np.array([name not in HOST_WORK for name in names], dtype=bool)
+            times[of_ranks] = iteration_fit["scale"] * times[of_ranks] + delay
     return durations, tuple(notes)
 
 

@@ -44,6 +44,9 @@ class Program:
         self.before_pass: dict[Step, list[int]] = {}
         self.before_unit: dict[Unit, list[int]] = {}
         self.before_update: list[int] = []
+        #: Copies of activations of a layer to the host and back, by layer.
+        self.leaving: dict[int, list[int]] = {}
+        self.returning: dict[int, list[int]] = {}
         #: Units whose gradients are complete on this rank and not yet reduced.
         self.complete: list[Unit] = []
 

@@ -20,19 +20,21 @@ from perfkit.prediction.stage_blocks import Communicator, KindOfPass
 from perfkit.prediction.stage_operations import OperationTable
 from perfkit.prediction.stage_programs import Program, Unit
 from perfkit.prediction.strategies import check_device, price_strategies
-from perfkit.prediction.strategy_case import check_checkpoints_of
+from perfkit.prediction.strategy_case import check_checkpoints_of, make_case
+from perfkit.prediction.strategy_memory import keep_by_layer
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.columns import Accesses, Features, HeldMemory
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.layer_kinds import list_kinds
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.stack import STACKS, Stack, name_usual_stacks
+from perfkit.workloads.stack import STACKS, Stack, apply_stack, name_usual_stacks
 from perfkit.workloads.strategy import Strategy, explain_fit, list_fits, spread_chunks
 from perfkit.workloads.transformer import MOST_PASSES, MOST_RECORDED, Transformer
 
-#: Communicators of a rank and its host, behind those of stages: updates, and copies back [-].
-_HOST_GROUPS = 2
+#: Communicators of a rank and its host, behind those of stages: updates, copies of weights that come
+#: back, and copies of activations [-].
+_HOST_GROUPS = 3
 #: Most operations of all stages [-].
 _MOST = 3_000_000
 
@@ -114,6 +116,7 @@ class _StageMaker:
         execution: str | None,
         *,
         pads_products: bool,
+        kept: float = 0.0,
     ) -> None:
         self.schedule = find_schedules(s.schedule)
         self.puts_off_weights = bool(s.puts_off_weights)
@@ -139,6 +142,8 @@ class _StageMaker:
         }
         self.sizes = self.most_common.sizes
         self.offload = size_offload(model, s, self.sizes, platform)
+        #: What a layer keeps that goes to the host, for all ranks of its link [B].
+        self.offloaded_activations = float(self.offload.activation) * kept
         self.scattered = bool(s.scattered)
         self.micro_batches = int(self.sizes.micro)
         #: Ranks that share what ZeRO says, groups of such ranks, and ranks that share experts.
@@ -201,7 +206,9 @@ class _StageMaker:
         ]
         copied = self.count_weights(unit) * float(self.sizes.gathered)
         self.copy_unit(program, unit, phase, copied, copies=1)
-        return self.send_unit(program, unit, phase, messages, self.sizes.itemsize)
+        nbytes = float(self.offload.shard) * self.count_shard(unit)
+        copies = self.copy_shard(program, unit, phase, FROM_HOST, nbytes)
+        return copies + self.send_unit(program, unit, phase, messages, self.sizes.itemsize)
 
     def reduce_gradients(self, program: Program, unit: Unit) -> list[int]:
         """Reduce the gradients of a unit; return the numbers of the messages."""
@@ -230,10 +237,17 @@ class _StageMaker:
         """Copy reduced gradients of a unit to the host, behind their reduction; return the number of
         the copy, if there is one."""
         nbytes = float(self.offload.gradient) * self.count_shard(unit)
+        return self.copy_shard(program, unit, "backward", TO_HOST, nbytes)
+
+    def copy_shard(
+        self, program: Program, unit: Unit, phase: str, operation: str, nbytes: float
+    ) -> list[int]:
+        """Copy a shard of a unit to the host or from it, in the queue of its replicas; return the
+        number of the copy, if there is one."""
         if not nbytes:
             return []
         module = "layers.0" if unit.region == "layers" else unit.region
-        row = self.table.send(TO_HOST, "backward", module, nbytes, Communicator.REPLICAS)
+        row = self.table.send(operation, phase, module, nbytes, Communicator.REPLICAS)
         copy = program.send(row, unit.layer)
         if not self.s.overlap:
             program.wait([copy])
@@ -374,6 +388,8 @@ class _StageMaker:
         work = ((HOST_UPDATE, self.offload.update), (FROM_HOST, self.offload.weight))
         sent = []
         for number, (operation, each) in enumerate(work):
+            if not each:
+                continue
             nbytes = float(each) * updated
             row = self.table.send(operation, "update", "host", nbytes, first_group + number)
             sent.append(program.send(row))
@@ -395,6 +411,25 @@ class _StageMaker:
             for later in order[position : position + 1 + gathered_ahead]:
                 self.gather_before(program, step, later)
         program.wait(program.before_unit.pop(order[position], []))
+        if self.offloaded_activations and order[position].region == "layers":
+            self.wait_for_copies(program, step, order[position])
+
+    def wait_for_copies(self, program: Program, step: Step, unit: Unit) -> None:
+        """Wait before a layer for its own activations from the host, and fetch those of the layer that
+        follows in the backward pass; or until those of the layer before the last have left."""
+        if step.phase == "forward":
+            program.wait(program.leaving.pop(unit.layer - 2, []))
+            return
+        program.wait(program.returning.pop(unit.layer, []))
+        if unit.layer > 0:
+            copy = self.copy_activations(program, "backward", FROM_HOST, unit.layer - 1)
+            program.returning[unit.layer - 1] = [copy]
+
+    def copy_activations(self, program: Program, phase: str, operation: str, layer: int) -> int:
+        """Copy what a layer keeps to the host or back; return the number of the copy."""
+        group = PAIRS + 2 * self.s.pp + _HOST_GROUPS - 1
+        row = self.table.send(operation, phase, "layers.0", self.offloaded_activations, group)
+        return program.send(row, layer)
 
     def end_unit(self, program: Program, step: Step, order: list[Unit], position: int) -> None:
         """Add the host of a unit, and reduce its gradients if they are complete."""
@@ -402,6 +437,10 @@ class _StageMaker:
         # the host joins before it waits
         if step.phase != "weights" and (self.s.pp == 1 or unit == order[-1]):
             program.run(self.table.host_delays[step.phase])
+        is_layer = unit.region == "layers" and unit.layer < self.model.layers - 1
+        if self.offloaded_activations and step.phase == "forward" and is_layer:
+            copy = self.copy_activations(program, "forward", TO_HOST, unit.layer)
+            program.leaving[unit.layer] = [copy]
         if self.completes_gradients(step, unit):
             program.complete.append(unit)
             if self.s.overlap:
@@ -616,7 +655,7 @@ def check_strategy(model: Any, s: Strategy) -> Strategy:
 def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
     """State a strategy as settings of the model, if it shares nothing but what these say; else
     None."""
-    if s.buffers or s.offloads_optimizer:
+    if s.buffers or s.offload != "none":
         return None
     shared = (s.tp, s.pp, s.cp, s.ep, s.etp, s.chunks)
     shards_of_all = s.shards in (0, s.dp)
@@ -698,7 +737,11 @@ def make_stages(
     on_host = float(priced["on_host"][0])
     if stated is not None:
         return [replace(graph, held=held) for graph in graphs]
-    maker = _StageMaker(model, platform, s, execution, pads_products=pads_products)
+    kept = 0.0
+    if s.offloads_activations:
+        work = apply_stack(model, Strategy.stack([s]), execution, stack)
+        kept = float(keep_by_layer(make_case(platform, work))[0])
+    maker = _StageMaker(model, platform, s, execution, pads_products=pads_products, kept=kept)
     operations = maker.count_operations()
     if operations > _MOST:
         fault = f"strategy has {operations:,} operations of {maker.micro_batches} micro-batches"

@@ -1,6 +1,7 @@
 """Strategies of parallel training in closed form: time and memory of an iteration, for many
 strategies at once."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +14,10 @@ from perfkit.prediction.memory import WORKSPACE, estimate_reserve
 from perfkit.prediction.stage_replicas import Exchange
 from perfkit.prediction.strategy_case import Case, count_updated, make_case
 from perfkit.prediction.strategy_hosts import count_rounds, time_exchange_work
-from perfkit.prediction.strategy_memory import count_groups, measure_strategies
+from perfkit.prediction.strategy_memory import count_groups, keep_by_layer, measure_strategies
 from perfkit.prediction.strategy_offload import (
     measure_host,
+    time_activation_copies,
     time_host_update,
 )
 from perfkit.prediction.strategy_passes import (
@@ -50,7 +52,7 @@ class StrategyTimes(NamedTuple):
     tensor, context, experts : array
         Exposed messages among ranks that share layers, sequences and experts [s].
     host : array
-        What hosts add [s].
+        What hosts add, and copies of activations to their memory and back that no pass hides [s].
     stages : array
         Exposed messages between stages [s].
     bubble : array
@@ -241,12 +243,21 @@ def price_iterations(
     times = _add_up_micro_batches(case, parts, pipeline)
 
     # 2. What replicas exchange that no layer hides, the update, and the host of a single stage.
-    kernel_share = _find_kernel_share(case, times)
+    kept = keep_by_layer(case)
+    host = _join_whole_iteration(case, parts, times).host
+    copies = time_activation_copies(case, parts.passes, kept, host)
+    # copies hide messages that are sent once; messages with each micro-batch hide copies
+    hiding = map_arrays(partial(np.where, case.s.scattered, 0.0), copies)
+    longer = parts._replace(passes=hiding.lengthen(parts.passes))
+    kernel_share = _find_kernel_share(case, times, hiding.total)
     messages = price_replica_messages(case)
-    exchange = list_exchange(case, parts, pipeline, messages, kernel_share)
-    replicas = data_parallel_exposed_time(case, parts, pipeline, exchange, kernel_share)
+    exchange = list_exchange(case, longer, pipeline, messages, kernel_share)
+    replicas = data_parallel_exposed_time(case, longer, pipeline, exchange, kernel_share)
     times = times._replace(replicas=replicas, update=optimizer_time(case))
     times = _join_whole_iteration(case, parts, times)
+    beside = np.where(case.s.scattered, times.replicas, 0.0)
+    copies = time_activation_copies(case, parts.passes, kept, host + beside)
+    times = times._replace(host=times.host + copies.total)
 
     # 3. Memory.
     held = measure_strategies(case)
@@ -271,7 +282,7 @@ def price_iterations(
     # 5. The level of the software.
     times = map_arrays(lambda seconds: case.level_scale * seconds, times)
     reserve = estimate_reserve(needs, count_groups(case))
-    return StrategyPrices(times, run, spread, held, measure_host(case), needs, reserve)
+    return StrategyPrices(times, run, spread, held, measure_host(case, kept), needs, reserve)
 
 
 def _add_up_micro_batches(case: Case, parts: MicroBatchParts, pipeline: Pipeline) -> StrategyTimes:
@@ -291,14 +302,14 @@ def _add_up_micro_batches(case: Case, parts: MicroBatchParts, pipeline: Pipeline
     )
 
 
-def _find_kernel_share(case: Case, times: StrategyTimes) -> Array:
-    """Share of a pass that its kernels take, with their host [-].
+def _find_kernel_share(case: Case, times: StrategyTimes, copies: Array) -> Array:
+    """Share of a pass that its kernels take, with their host [-]; it waits for `copies` besides [s].
 
     Messages of experts come before the kernels of a layer, and the host of a stage behind its pass.
     """
     host = np.where(case.has_stages, 0.0, times.host)
     kernels = times.work + host
-    return np.asarray(kernels / (kernels + times.tensor + times.context))
+    return np.asarray(kernels / (kernels + times.tensor + times.context + copies))
 
 
 def optimizer_time(case: Case) -> Array:
@@ -336,8 +347,8 @@ def _join_whole_iteration(
     exchange = time_exchange_work(case, count_rounds(case)).host
     exchange = np.where(case.in_buckets, case.times.buckets.host, exchange)
     calls = case.micro * count_calls(case, parts.passes)
-    # a host that updates weights launches nothing meanwhile
-    offloads = case.s.offloads_optimizer
+    # as in the event loop, the update is not waited for, whose host may do it
+    offloads = np.not_equal(case.s.offload, "none")
     calls = calls + exchange + np.where(offloads, 0.0, case.times.update.host + casts)
     device = times.total - np.where(offloads, times.update, 0.0)
     added = join_host(device, calls, case.whole) - device

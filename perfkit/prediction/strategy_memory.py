@@ -432,11 +432,14 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
     other_embeddings = np.where(stage.has_embeddings, stage.held - 1.0, 0.0)
     whole = np.where(s.rows > 1, sizes.column * model.hidden, 0.0)
     logits = np.where(s.tp > 1, sizes.wide * _count_logits(case), 0.0)
+    others = stage.held * stage.layers - 1.0
+    # of those that go to the host, one is on its way
+    others = np.where(s.offloads_activations, np.minimum(others, 1.0), others)
     return _Activations(
         others=np.where(
             s.is_partial,
             stage.held * stage.layers * kept - kept_by_running,
-            (stage.held * stage.layers - 1.0) * kept,
+            others * kept,
         )
         + np.where(stage.has_embeddings, stage.held * _keep_leading(case, software), 0.0)
         + put_off
@@ -660,6 +663,23 @@ def _count_scratch(model: Transformer) -> float:
     return float(
         len({name for step in steps for name in step.writes if name.startswith("scratch")})
     )
+
+
+def keep_by_layer(case: Case) -> Array:
+    """Find what a layer keeps for its backward pass, where all or none of it is computed again.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+
+    Returns
+    -------
+    kept : array
+        Of a micro-batch [B].
+    """
+    checkpoints = np.asarray(case.s.checkpoint)
+    return _keep_by_layer(case, _find_software(case), checkpoints, case.saved_again)
 
 
 def _keep_by_layer(case: Case, software: _Software, checkpoints: np.ndarray, saved: Array) -> Array:

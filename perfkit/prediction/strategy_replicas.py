@@ -28,7 +28,7 @@ from perfkit.prediction.strategy_hosts import (
     time_exchange_work,
     time_shard_copies,
 )
-from perfkit.prediction.strategy_offload import time_gradient_copies
+from perfkit.prediction.strategy_offload import time_gradient_copies, time_shard_copies_of_host
 from perfkit.prediction.strategy_passes import MicroBatchParts, Passes
 from perfkit.prediction.strategy_pipelines import (
     Pipeline,
@@ -133,7 +133,8 @@ def price_replica_messages(case: Case) -> ReplicaMessages:
     -----
     With hybrid sharding, the sums of each group are added up over groups, on a communicator of their
     own: while the sums of one layer go from group to group, those of the next layer are reduced.
-    Gradients that are offloaded go to the host behind their reduction.
+    Gradients that are offloaded go to the host behind their reduction, and shards of weights come from
+    it before they are gathered.
     """
     s, sizes = case.s, case.sizes
     owners = s.owners
@@ -156,8 +157,9 @@ def price_replica_messages(case: Case) -> ReplicaMessages:
         of_layer = np.maximum(reductions[3], across[1])
         together[1], together[3] = reductions[1], of_layer
         reductions = np.where(groups > 1, together, reductions)
-    copies = np.stack(time_gradient_copies(case))
-    return ReplicaMessages(UnitMessages(*gathers), UnitMessages(*(reductions + copies)))
+    reductions = reductions + np.stack(time_gradient_copies(case))
+    gathers = gathers + np.stack(time_shard_copies_of_host(case))
+    return ReplicaMessages(UnitMessages(*gathers), UnitMessages(*reductions))
 
 
 def _send(
@@ -223,7 +225,7 @@ def share_of_messages(case: Case, messages: ReplicaMessages) -> Array:
         return np.ones(case.count)
     layer = messages.gathers.layer + messages.gathers.experts
     layer = layer + messages.reductions.layer + messages.reductions.experts
-    copies = time_gradient_copies(case).layer
+    copies = time_gradient_copies(case).layer + time_shard_copies_of_host(case).layer
     return np.asarray(1.0 - copies / np.maximum(layer, SMALLEST_TIME))
 
 

@@ -17,8 +17,9 @@ _SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
 #: How tokens go to experts.
 DISPATCHES = ("all_to_all", "once")
 #: What lies in the memory of the host.
-OFFLOADS = ("none", "optimizer")
-_WITH_OPTIMIZER = ("optimizer",)
+OFFLOADS = ("none", "optimizer", "activations", "parameters")
+#: Those whose host updates weights.
+_WITH_OPTIMIZER = ("optimizer", "parameters")
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,11 @@ class Strategy:
         What lies in the memory of the host. ``optimizer``: states of the optimizer and fp32
         weights; gradients are copied to the host as they are reduced, the host updates, and weights
         come back (ZeRO-Offload, arXiv:2101.06840; Megatron's ``--optimizer-cpu-offload``). It needs
-        `zero` of 1 or more, also on a single rank. See `perfkit.prediction.offload`.
+        `zero` of 1 or more, also on a single rank. ``parameters``: shards of weights, too, which are
+        copied to the device before each gather (`zero` 3; FSDP2's ``CPUOffloadPolicy``).
+        ``activations``: what layers keep for the backward pass, or their inputs with full
+        checkpoints, of all layers but the last (one stage; Megatron's ``--cpu-offloading``,
+        torchtune's ``enable_activation_offloading``). See `perfkit.prediction.offload`.
     offload_fraction : float
         Share of the weights that the host updates; the device updates the others at the same time
         (Twin-Flow of DeepSpeed, Megatron's ``--optimizer-offload-fraction``) [-].
@@ -233,10 +238,38 @@ class Strategy:
                 "offload moves states of the optimizer and zero is 0; ranks offload their shards of "
                 "them: take zero=1 or more, also on a single rank, as DeepSpeed and Megatron ask for"
             )
-        if np.any(np.less(self.offload_fraction, 1.0) & ~self.offloads_optimizer):
+        whole = self.offloads_parameters | ~self.offloads_optimizer
+        if np.any(np.less(self.offload_fraction, 1.0) & whole):
             raise ValueError(
                 "offload_fraction is below 1 without offload='optimizer', whose share it is; "
                 "leave it at 1"
+            )
+        if np.any(self.offloads_parameters & (np.less(self.zero, 3) | self.buffers)):
+            raise ValueError(
+                "offload moves parameters and zero is below 3 or buffers is True; ranks offload shards "
+                "of weights, as FSDP2 does: take zero=3 without buffers"
+            )
+        moves_passes = self.offloads_parameters | self.offloads_activations
+        if np.any(moves_passes & np.greater(self.pp, 1)):
+            raise ValueError(
+                "offload moves parameters or activations and pp is above 1, which Megatron refuses; "
+                "take pp=1, or offload='optimizer'"
+            )
+        if np.any(self.offloads_activations & np.not_equal(self.schedule, "1f1b")):
+            raise ValueError(
+                "offload moves activations and schedule is not '1f1b'; a single stage has no other order: "
+                "leave it out"
+            )
+        is_ordinary = np.isin(self.checkpoint, ("none", "full")) & ~self.is_partial
+        if np.any(self.offloads_activations & ~is_ordinary):
+            raise ValueError(
+                "offload moves activations and only a part of them is computed again, of which nobody has "
+                "published both; take checkpoint 'none' or 'full' of all layers"
+            )
+        if np.any(self.offloads_activations & self.overlap_experts):
+            raise ValueError(
+                "offload moves activations and overlap_experts is True, of which nobody has published "
+                "both; leave one of them out"
             )
 
     def __repr__(self) -> str:
@@ -286,10 +319,11 @@ class Strategy:
     @property
     def alone(self) -> Any:
         """Whether ranks are replicas of the whole model, with all of it or shards of it, as those of
-        PyTorch are; `buffers` are not, nor a single one whose weights its host updates."""
+        PyTorch are; `buffers` are not, nor shards beside which something is offloaded, which are priced
+        as those of a stage."""
         shared = np.maximum(np.maximum(self.tp, self.pp), np.maximum(self.cp, self.ep))
-        single = np.equal(self.dp, 1) & self.offloads_optimizer
-        return np.equal(np.maximum(shared, self.etp), 1) & np.logical_not(self.buffers | single)
+        offloads = np.not_equal(self.offload, "none") & np.greater(self.zero, 0)
+        return np.equal(np.maximum(shared, self.etp), 1) & np.logical_not(self.buffers | offloads)
 
     @property
     def scattered(self) -> Any:
@@ -355,6 +389,16 @@ class Strategy:
     def offloads_optimizer(self) -> Any:
         """Whether the host updates weights."""
         return np.isin(self.offload, _WITH_OPTIMIZER)
+
+    @property
+    def offloads_parameters(self) -> Any:
+        """Whether shards of weights lie on the host."""
+        return np.equal(self.offload, "parameters")
+
+    @property
+    def offloads_activations(self) -> Any:
+        """Whether what layers keep for the backward pass goes to the host."""
+        return np.equal(self.offload, "activations")
 
     @property
     def rows(self) -> Any:
