@@ -85,10 +85,13 @@ def test_sides_are_named_by_what_differs_and_explained_with_their_software() -> 
         shared = pk.predict(gpt, H100, strategy=long)
         on_a100 = pk.predict(gpt, A100, ranks=8, stack="fsdp")
         compiled = pk.predict(gpt, H100, ranks=8, stack="fsdp", execution="compiled")
+        faster = pk.predict(gpt, H100, ranks=8, stack="fsdp-compiled")
     lines = pk.compare(fsdp, compiled).explain().split("\n")
     assert lines[2].split()[1:3] == ["eager", "compiled"]
     assert lines[0] == f"eager: {fsdp.about}; stack: {fsdp.software}"
     assert lines[1] == f"compiled: {compiled.about}; stack: {compiled.software}"
+    lines = pk.compare(fsdp, faster).explain().split("\n")
+    assert lines[2].split()[1:3] == ["fsdp", "fsdp-compiled"]
     lines = pk.compare(on_a100, fsdp).explain().split("\n")
     assert lines[2].split()[1:3] == ["a100-sxm-8", "h100-sxm-8"]
     # what the strategies are would make heads that no page holds

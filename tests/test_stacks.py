@@ -275,6 +275,7 @@ def test_a_prediction_says_its_stack() -> None:
         (replace(GPT, vocabulary_multiple=64), {"stack": "megatron"}, "padded to 64", "128"),
         (replace(GPT, attention="math"), {}, "math attention", "flash"),
         (replace(GPT, reduce_dtype="fp32"), {"stack": "fsdp"}, "reduced in fp32", "as computed"),
+        (replace(GPT, mixed=False), {"stack": "megatron"}, "reduced as computed", "fp32"),
         (DLRM, {"execution": "compiled"}, "compiled", "eager"),
     ],
 )

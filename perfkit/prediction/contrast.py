@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import DTYPES, LINKS
@@ -259,27 +259,47 @@ def _name_sides(a: Any, b: Any) -> list[str]:
     in which they differ; a and b where this is too long for a head."""
     if not hasattr(a, "workload"):
         return [getattr(each, "name", side) for each, side in ((a, "a"), (b, "b"))]
+    ours, theirs = _Traits.read(a), _Traits.read(b)
     names = ["", ""]
-    for place, join in enumerate(("", " on ", " with ", ", ")):
-        ours, theirs = _list_traits(a)[place], _list_traits(b)[place]
-        if ours == theirs:
-            continue
-        for side, trait in enumerate((ours, theirs)):
-            names[side] += f"{join}{trait}" if names[side] else trait
-    if names[0] == names[1] or max(map(len, names)) > _LONGEST:
+    if ours.workload != theirs.workload:
+        names = [ours.workload, theirs.workload]
+    if ours.platform != theirs.platform:
+        names = _join_names(names, " on ", ours.platform, theirs.platform)
+    if ours.stack != theirs.stack:
+        names = _join_names(names, " with ", ours.stack, theirs.stack)
+    elif ours.execution != theirs.execution:  # which the names of stacks say, where these differ
+        names = _join_names(names, ", ", ours.execution, theirs.execution)
+    if names == ["", ""] or max(map(len, names)) > _LONGEST:
         return ["a", "b"]
     return names
 
 
-def _list_traits(result: Any) -> tuple[str, str, str, str]:
-    """In what predictions may differ: workload, platform, software and execution."""
-    stack = getattr(result, "stack", None)
-    return (
-        result.workload.description,
-        result.platform.name,
-        stack.name if stack else "",
-        getattr(result, "execution", ""),
-    )
+class _Traits(NamedTuple):
+    """In what predictions may differ."""
+
+    workload: str
+    platform: str
+    stack: str
+    execution: str
+
+    @classmethod
+    def read(cls, result: Any) -> "_Traits":
+        """Those of a prediction; a priced plan has no software."""
+        stack = getattr(result, "stack", None)
+        return cls(
+            result.workload.description,
+            result.platform.name,
+            "" if stack is None else stack.name,
+            getattr(result, "execution", ""),
+        )
+
+
+def _join_names(names: Sequence[str], word: str, ours: str, theirs: str) -> list[str]:
+    """Names of both sides with a further trait of each, behind a word where they have others."""
+    joined = []
+    for name, trait in zip(names, (ours, theirs), strict=True):
+        joined.append(f"{name}{word}{trait}" if name else trait)
+    return joined
 
 
 def _list_parts(a: Any, b: Any) -> Iterator[tuple[str, str, str, list[Any]]]:

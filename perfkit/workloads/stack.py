@@ -520,6 +520,8 @@ def _override_facts(stack: Stack, model: Transformer, strategy: Strategy | None)
     facts: dict[str, Any] = {}
     if model.reduce_dtype:
         facts["reduce_dtype"] = model.reduce_dtype
+    elif not (model.mixed and stack.mixed == "masters"):
+        facts["reduce_dtype"] = ""  # they are reduced as they are computed
     if _name_attention(model):
         facts["attention"] = model.attention
     if model.vocabulary_multiple != 1:
