@@ -151,6 +151,103 @@ QWEN3_MOE: Config = {
 }
 
 
+#: https://huggingface.co/facebook/opt-125m/blob/main/config.json
+OPT: Config = {
+    "_remove_final_layer_norm": False,
+    "activation_dropout": 0.0,
+    "activation_function": "relu",
+    "architectures": ["OPTForCausalLM"],
+    "attention_dropout": 0.0,
+    "do_layer_norm_before": True,
+    "dropout": 0.1,
+    "ffn_dim": 3072,
+    "hidden_size": 768,
+    "init_std": 0.02,
+    "layerdrop": 0.0,
+    "max_position_embeddings": 2048,
+    "model_type": "opt",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "prefix": "</s>",
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 768,
+}
+#: https://huggingface.co/ibm-granite/granite-3.1-8b-base/blob/main/config.json
+GRANITE: Config = {
+    "architectures": ["GraniteForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attention_multiplier": 0.0078125,
+    "embedding_multiplier": 12.0,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 12800,
+    "logits_scaling": 16.0,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "granite",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "residual_multiplier": 0.22,
+    "tie_word_embeddings": True,
+    "vocab_size": 49155,
+}
+#: https://huggingface.co/FacebookAI/roberta-base/blob/main/config.json
+ROBERTA: Config = {
+    "architectures": ["RobertaForMaskedLM"],
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 514,
+    "model_type": "roberta",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+    "vocab_size": 50265,
+}
+#: https://huggingface.co/google/gemma-2b/blob/main/config.json
+GEMMA: Config = {
+    "architectures": ["GemmaForCausalLM"],
+    "head_dim": 256,
+    "hidden_act": "gelu",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "max_position_embeddings": 8192,
+    "model_type": "gemma",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 18,
+    "num_key_value_heads": 1,
+    "vocab_size": 256000,
+}
+#: https://huggingface.co/microsoft/phi-4/blob/main/config.json
+PHI_4: Config = {
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "embd_pdrop": 0.0,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 17920,
+    "max_position_embeddings": 16384,
+    "model_type": "phi3",
+    "num_attention_heads": 40,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 10,
+    "original_max_position_embeddings": 16384,
+    "resid_pdrop": 0.0,
+    "rope_scaling": None,
+    "rope_theta": 250000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 100352,
+}
+
+
 def count(config: Config | Path | str, **changes: Any) -> int:
     """Parameters of a configuration."""
     [graph] = pk.Transformer.from_config(config, sequence=64, **changes).graphs()
@@ -168,11 +265,49 @@ def count(config: Config | Path | str, **changes: Any) -> int:
         (MISTRAL, 7_248_023_552),
         (MIXTRAL, 46_702_792_704),
         (QWEN3_MOE, 30_532_122_624),
+        (PHI_4, 14_659_507_200),
+        (GEMMA, 2_506_172_416),
+        (GRANITE, 8_170_848_256),
+        (ROBERTA, 124_697_433),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_a_model_has_its_published_number_of_parameters(config: Config, parameters: int) -> None:
     assert count(config) == parameters
+
+
+def test_opt_drops_no_embeddings() -> None:
+    with pytest.raises(ValueError, match=r"dropout is 0.1, and .* drops nothing of embeddings"):
+        pk.Transformer.from_config(OPT)
+    read = pk.Transformer.from_config(OPT, dropout=0.0)
+    assert (read.positions, read.padded_positions, read.sequence) == (2048, 2, 2048)
+    assert (read.activation, read.joined, read.bias) == ("relu", "none", True)
+    assert read.graphs()[0].parameters == 125_239_296
+
+
+def test_what_scales_and_what_does_not() -> None:
+    read = pk.Transformer.from_config(GRANITE, sequence=64)
+    assert read.scaled_embeddings and read.scaled_branches and read.scaled_logits
+    plain = {**GRANITE, "residual_multiplier": 1.0, "logits_scaling": 1}
+    read = pk.Transformer.from_config(plain, sequence=64)
+    assert not read.scaled_branches and not read.scaled_logits
+    with pytest.raises(ValueError, match="residual_multiplier is None; it must be a number"):
+        pk.Transformer.from_config({**GRANITE, "residual_multiplier": None})
+
+
+def test_a_window_wider_than_the_positions_hides_nothing() -> None:
+    long = {**PHI_4, "max_position_embeddings": 131072, "sliding_window": 262144}
+    assert pk.Transformer.from_config(long, sequence=64).joined == "all"
+    with pytest.raises(ValueError, match=r"sliding_window is 2047; .*max_position_embeddings"):
+        pk.Transformer.from_config({**PHI_4, "sliding_window": 2047})
+
+
+def test_roberta_counts_positions_behind_the_token_that_pads() -> None:
+    read = pk.Transformer.from_config(ROBERTA)
+    assert (read.positions, read.padded_positions, read.token_types) == (512, 2, 1)
+    for padding in (None, -1, 513, 0.5, "1"):
+        with pytest.raises(ValueError, match=r"pad_token_id is .*whole number from 0, below"):
+            pk.Transformer.from_config({**ROBERTA, "pad_token_id": padding})
 
 
 def test_a_configuration_is_the_preset_of_the_same_model() -> None:
@@ -200,7 +335,9 @@ def test_a_file_its_folder_and_its_dict_are_the_same(
 def test_what_is_left_out_is_the_default_of_the_class() -> None:
     """Mistral 7B v0.1 is what MistralConfig is without any argument."""
     assert count({"model_type": "mistral", "sliding_window": None}) == 7_241_732_096
-    with pytest.raises(ValueError, match="sliding_window is 4096; a Transformer can say null"):
+    with pytest.raises(
+        ValueError, match="sliding_window is 4096; a Transformer can say null, or no less"
+    ):
         count({"model_type": "mistral"})
     # Qwen3 has heads of 128 unless told, and so has no `head_dim` of its width over its heads
     read = pk.Transformer.from_config({"model_type": "qwen3", "hidden_size": 1024})
@@ -238,14 +375,17 @@ def test_dropout_is_one_share() -> None:
 REFUSED: list[tuple[Config, str]] = [
     ({**LLAMA_3_8B, "hidden_act": "gelu"}, 'hidden_act is \'gelu\'; .*"silu" or "swish"'),
     ({**LLAMA_3_8B, "attention_bias": True}, "mlp_bias is False; .*as attention_bias"),
-    ({**LLAMA_3_8B, "attention_dropout": 0.1}, r"attention_dropout is 0.1; .*say 0;.*pk\.capture"),
+    (
+        {**LLAMA_3_8B, "attention_dropout": 0.1},
+        r"attention_dropout is 0.1, of scores .*pk\.capture",
+    ),
     ({**LLAMA_3_8B, "rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters is"),
     ({**LLAMA_3_8B, "partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25; .*say 1;"),
     ({**LLAMA_3_8B, "quantization_config": {"quant_method": "gptq"}}, "quantization_config is"),
     ({**LLAMA_3_8B, "pruned_heads": {"1": [2]}}, r"pruned_heads is \{'1': \[2\]\}"),
     ({**LLAMA_3_8B, "new_attention": 4}, "'new_attention' is 4, a key that perfkit does not know"),
     ({**LLAMA_3_8B, "sliding_window": 4096}, "'sliding_window' is 4096, a key .* does not know"),
-    ({**MISTRAL, "sliding_window": 4096}, "sliding_window is 4096; .*say null"),
+    ({**MISTRAL, "sliding_window": 4096}, "sliding_window is 4096; .*null, or no less than"),
     ({**MIXTRAL, "router_jitter_noise": 0.01}, "router_jitter_noise is 0.01; .*0 or null"),
     ({**MIXTRAL, "output_router_logits": True}, "output_router_logits is True; .*say false"),
     ({**QWEN3_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step is 2; .*say 1"),
@@ -254,7 +394,7 @@ REFUSED: list[tuple[Config, str]] = [
     ({**QWEN3_MOE, "layer_types": ["sliding_attention"]}, "layer_types is"),
     ({**GPT2, "reorder_and_upcast_attn": True}, "reorder_and_upcast_attn is True"),
     ({**GPT2, "add_cross_attention": True}, "add_cross_attention is True"),
-    ({**BERT, "type_vocab_size": 4}, "type_vocab_size is 4; .*say 2"),
+    ({**BERT, "hidden_act": "relu"}, 'hidden_act is .relu.; .*say "gelu"'),
     ({**BERT, "is_decoder": True}, "is_decoder is True; .*say false"),
     ({**BERT, "gradient_checkpointing": True}, "gradient_checkpointing is True"),
     ({**BERT, "architectures": ["BertForSequenceClassification"]}, "BertForMaskedLM"),
@@ -264,6 +404,10 @@ REFUSED: list[tuple[Config, str]] = [
     ({"model_type": "lama"}, "did you mean 'llama'"),
     ({"model_type": "gemma3", "text_config": {}}, "give the dict of text_config"),
     ({"hidden_size": 64}, "config has no model_type"),
+    ({**GEMMA, "hidden_activation": "quick_gelu"}, "hidden_activation is 'quick_gelu'"),
+    ({**GEMMA, "hidden_activation": None, "hidden_act": None}, "hidden_act is None"),
+    ({**OPT, "word_embed_proj_dim": 512}, "word_embed_proj_dim is 512; .*null, or hidden_size"),
+    ({**OPT, "do_layer_norm_before": False}, "do_layer_norm_before is False; .*say true"),
 ]
 
 
@@ -363,4 +507,4 @@ def test_each_key_of_a_type_has_one_meaning(name: str) -> None:
 
 
 #: What each type needs beside its defaults to be one that a Transformer can say.
-NEUTRAL: dict[str, Config] = {"mistral": {"sliding_window": None}}
+NEUTRAL: dict[str, Config] = {"mistral": {"sliding_window": None}, "opt": {"dropout": 0.0}}

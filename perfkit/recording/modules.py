@@ -55,6 +55,7 @@ _BUILT = {
     "tie": True,
     "bias": True,
     "head_bias": False,
+    "padded_positions": 0,
     "token_types": 2,
     "scaled_embeddings": False,
     "scaled_branches": False,

@@ -55,7 +55,9 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
     tape.reuse_weights()
     with open_unit(None):
         words = tape.parameter(share.words(model), hidden)
-        positions = None if model.rotary else tape.parameter(model.positions, hidden)
+        positions = None
+        if not model.rotary:
+            positions = tape.parameter(model.positions + model.padded_positions, hidden)
         x = layers.look_up(tape, words, tokens, batch, sequence)
         x = exchange_tokens(tape, x, share, ahead=False)
         if model.scaled_embeddings:

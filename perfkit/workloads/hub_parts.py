@@ -169,7 +169,7 @@ def _read_inner(values: Values) -> dict[str, Any]:
     return {"inner": values.read_size("n_inner")}
 
 
-def make_dropout(*shares: str, scores: str) -> Part:
+def make_dropout(*shares: str, scores: str, drops_embeddings: bool = True) -> Part:
     """The part of the shares that are dropped, of which the builder has one.
 
     Parameters
@@ -178,6 +178,8 @@ def make_dropout(*shares: str, scores: str) -> Part:
         Keys of those after embeddings, attention and MLPs.
     scores : str
         Key of that of scores, which the builder drops only where they are stored in memory.
+    drops_embeddings : bool, optional
+        Whether the model drops embeddings, as the builder does.
 
     Returns
     -------
@@ -196,6 +198,11 @@ def make_dropout(*shares: str, scores: str) -> Part:
                     f"{values.place}: {shares[0]} is {first:g} and {key} {values.keys[key]:g}; "
                     f"a Transformer has one share; {advice}"
                 )
+        if first > 0 and not drops_embeddings:
+            raise ConfigError(
+                f"{values.place}: {shares[0]} is {first:g}, and this type drops nothing of embeddings; "
+                f"a Transformer has one share; {advice}"
+            )
         of_scores = values.read_share(scores)
         stores_scores = values.changes.get("attention") in UNFUSED
         if of_scores != first and (of_scores > 0 or stores_scores):
@@ -206,6 +213,108 @@ def make_dropout(*shares: str, scores: str) -> Part:
         return {"dropout": first}
 
     return Part((*shares, scores), read)
+
+
+def _read_dropped_scores(values: Values) -> dict[str, Any]:
+    """Scores of attention are the only numbers that these types drop."""
+    share = values.keys["attention_dropout"]
+    if "dropout" in values.changes or share is None:
+        return {}
+    if values.read_share("attention_dropout") > 0:
+        raise ConfigError(
+            f"{values.place}: attention_dropout is {share:g}, of scores alone; a Transformer has one share for "
+            "all; give dropout=, 0 if nothing is dropped, or take pk.capture"
+        )
+    return {}
+
+
+def make_activation(*keys: str) -> Part:
+    """The part of the activation, by the first of some keys that is not null.
+
+    Parameters
+    ----------
+    *keys : str
+        The keys.
+
+    Returns
+    -------
+    part : Part
+        Those keys.
+    """
+
+    def read(values: Values) -> dict[str, Any]:
+        for key in keys:
+            name = values.keys[key]
+            if name is None:
+                continue
+            if not isinstance(name, str) or name not in _ACTIVATIONS:
+                raise values.refuse(key, " or ".join(_ACTIVATIONS))
+            return {"activation": _ACTIVATIONS[name]}
+        raise values.refuse(keys[-1], " or ".join(_ACTIVATIONS))
+
+    return Part(keys, read)
+
+
+def _read_window(values: Values) -> dict[str, Any]:
+    """A window that is as wide as the model has positions hides no token."""
+    if values.keys["sliding_window"] is None:
+        return {}
+    if values.read_size("sliding_window") < values.read_size("max_position_embeddings"):
+        raise values.refuse("sliding_window", "null, or no less than max_position_embeddings")
+    return {}
+
+
+def _read_opt(values: Values) -> dict[str, Any]:
+    """The embedding of positions has two rows that no token uses; words are as wide as layers; all
+    products have a bias or none."""
+    width = values.keys["word_embed_proj_dim"]
+    if width is not None and values.read_size("word_embed_proj_dim") != values.read_size(
+        "hidden_size"
+    ):
+        raise values.refuse("word_embed_proj_dim", "null, or hidden_size")
+    return {
+        "positions": values.read_size("max_position_embeddings"),
+        "padded_positions": 2,
+        "bias": values.read_switch("enable_bias"),
+    }
+
+
+def _read_roberta_positions(values: Values) -> dict[str, Any]:
+    """Positions begin behind the number of the token that pads."""
+    rows = values.read_size("max_position_embeddings")
+    padding = values.keys["pad_token_id"]
+    unused = read_number(padding)
+    if unused is None or not 0 <= unused < rows - 1 or unused != int(unused):
+        raise ConfigError(
+            f"{values.place}: pad_token_id is {show(padding)}; it must be a whole number from 0, below "
+            f"max_position_embeddings, {rows}"
+        )
+    return {"positions": rows - int(unused) - 1, "padded_positions": int(unused) + 1}
+
+
+def _read_queries(values: Values) -> dict[str, Any]:
+    """One head of keys and values, or as many as heads."""
+    if values.read_switch("multi_query"):
+        return {"kv_heads": 1}
+    return {"kv_heads": values.read_size("n_head")}
+
+
+def _read_scales(values: Values) -> dict[str, Any]:
+    """Numbers that multiply embeddings, branches and logits, unless they are 1."""
+    scales = {
+        "scaled_embeddings": "embedding_multiplier",
+        "scaled_branches": "residual_multiplier",
+        "scaled_logits": "logits_scaling",
+    }
+    fields = {}
+    for field, key in scales.items():
+        number = read_number(values.keys[key])
+        if number is None:
+            raise ConfigError(
+                f"{values.place}: {key} is {show(values.keys[key])}; it must be a number"
+            )
+        fields[field] = number != 1
+    return fields
 
 
 def _read_storage(values: Values) -> dict[str, Any]:
@@ -221,6 +330,28 @@ def _read_storage(values: Values) -> dict[str, Any]:
     return {}
 
 
+#: The library's names of activations, and those of a Transformer.
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+#: Shares of scores that are dropped.
+DROPPED_SCORES = Part(("attention_dropout",), _read_dropped_scores)
+#: How many tokens before it a token sees.
+WINDOW = Part(("sliding_window",), _read_window)
+#: Positions, embeddings and biases of OPT.
+OPT = Part(("max_position_embeddings", "word_embed_proj_dim", "enable_bias"), _read_opt)
+#: Positions of RoBERTa.
+ROBERTA_POSITIONS = Part(("max_position_embeddings", "pad_token_id"), _read_roberta_positions)
+#: Heads of keys and values of GPTBigCode.
+QUERIES = Part(("multi_query",), _read_queries)
+#: Numbers that multiply tensors.
+SCALES = Part(("embedding_multiplier", "residual_multiplier", "logits_scaling"), _read_scales)
 #: Heads of keys and values, and the width of heads.
 HEADS = Part(("num_key_value_heads",), _read_heads)
 HEAD_WIDTH = Part(("head_dim",), _read_head_width)

@@ -2,18 +2,25 @@
 for a `Transformer`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfkit.workloads.hub_parts import (
     BIASES,
+    DROPPED_SCORES,
     EXPERTS_EVERYWHERE,
     HEAD_WIDTH,
     HEADS,
     INNER,
     LAYER_TYPES,
+    OPT,
+    QUERIES,
+    ROBERTA_POSITIONS,
     ROTATION,
+    SCALES,
+    WINDOW,
     Part,
+    make_activation,
     make_dropout,
 )
 
@@ -37,7 +44,8 @@ class ModelType:
         What a key that changes the work is where a file leaves it out. A key of `allowed` that is not
         here has an allowed value then, and any other one is null.
     fields : mapping of str to value
-        Fields of a `Transformer` that all models of this type have.
+        Fields of a `Transformer` that published models of this type have; what parts read replaces
+        them.
     parts : tuple of Part
         Keys that are understood together.
     allowed : mapping of str to tuple
@@ -116,12 +124,53 @@ _GPT_SIZES = {
 }
 #: RMS norms, rotated queries and keys, and products gated by SiLU.
 _LLAMA = {"norm": "rms", "rotary": True, "gated": True, "bias": False}
-_SILU = {"hidden_act": ("silu", "swish"), "attention_dropout": (0,)}
+_SILU = {"hidden_act": ("silu", "swish")}
 _ANGLES = ("rope_theta", "rms_norm_eps", "original_max_position_embeddings")
 _ROUTER = ("router_aux_loss_coef", "norm_topk_prob")
 #: Noise and a loss of the router would be kernels of their own.
 _ROUTED = {"router_jitter_noise": (0, None), "output_router_logits": (False,)}
 
+#: Settings of a head of GPT-2 that sums sequences up, which no language model has.
+_SUMMARY = (
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
+    "summary_first_dropout",
+)
+_BERT_DROPOUT = make_dropout("hidden_dropout_prob", scores="attention_probs_dropout_prob")
+_BERT_ALLOWED: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("gelu",),
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+}
+_ROBERTA = ModelType(
+    architecture="RobertaForMaskedLM",
+    source="transformers 5.24.0, RobertaConfig",
+    sizes={
+        "vocab_size": "vocabulary",
+        "num_hidden_layers": "layers",
+        "hidden_size": "hidden",
+        "num_attention_heads": "heads",
+        "intermediate_size": "inner",
+        "type_vocab_size": "token_types",
+    },
+    fields={"token_types": 1, "padded_positions": 2},
+    parts=(ROBERTA_POSITIONS, _BERT_DROPOUT),
+    allowed=_BERT_ALLOWED,
+    ignored=("layer_norm_eps",),
+    defaults={
+        "vocab_size": 50265,
+        "max_position_embeddings": 512,
+        "num_hidden_layers": 12,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "type_vocab_size": 2,
+        "pad_token_id": 1,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "tie_word_embeddings": True,
+    },
+    causal=False,
+)
 #: Types by ``model_type``. Defaults are those of version 5.24.0 of the transformers library.
 MODEL_TYPES: Mapping[str, ModelType] = {
     "llama": ModelType(
@@ -129,7 +178,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         source="transformers 5.24.0, LlamaConfig",
         sizes=_SIZES,
         fields=_LLAMA,
-        parts=(HEADS, HEAD_WIDTH, BIASES, ROTATION),
+        parts=(HEADS, HEAD_WIDTH, BIASES, ROTATION, DROPPED_SCORES),
         allowed=_SILU,
         ignored=(*_ANGLES, "pretraining_tp"),
         defaults={
@@ -149,8 +198,8 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         source="transformers 5.24.0, MistralConfig",
         sizes=_SIZES,
         fields=_LLAMA,
-        parts=(HEADS, HEAD_WIDTH, ROTATION),
-        allowed={**_SILU, "sliding_window": (None,)},
+        parts=(HEADS, HEAD_WIDTH, WINDOW, ROTATION, DROPPED_SCORES),
+        allowed=_SILU,
         ignored=_ANGLES,
         defaults={
             "vocab_size": 32000,
@@ -169,8 +218,8 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         source="transformers 5.24.0, MixtralConfig",
         sizes={**_SIZES, "num_local_experts": "experts", "num_experts_per_tok": "top_k"},
         fields=_LLAMA,
-        parts=(HEADS, HEAD_WIDTH, ROTATION),
-        allowed={**_SILU, **_ROUTED, "sliding_window": (None,)},
+        parts=(HEADS, HEAD_WIDTH, WINDOW, ROTATION, DROPPED_SCORES),
+        allowed={**_SILU, **_ROUTED},
         ignored=(*_ANGLES, *_ROUTER),
         defaults={
             "vocab_size": 32000,
@@ -190,7 +239,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         source="transformers 5.24.0, Qwen3Config",
         sizes=_SIZES,
         fields={**_LLAMA, "qk_norm": True},
-        parts=(HEADS, HEAD_WIDTH, LAYER_TYPES, ROTATION),
+        parts=(HEADS, HEAD_WIDTH, LAYER_TYPES, ROTATION, DROPPED_SCORES),
         allowed={**_SILU, "attention_bias": (False,), "use_sliding_window": (False,)},
         ignored=(*_ANGLES, "sliding_window", "max_window_layers"),
         defaults={
@@ -219,7 +268,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "num_experts_per_tok": "top_k",
         },
         fields={**_LLAMA, "qk_norm": True},
-        parts=(HEADS, HEAD_WIDTH, LAYER_TYPES, EXPERTS_EVERYWHERE, ROTATION),
+        parts=(HEADS, HEAD_WIDTH, LAYER_TYPES, EXPERTS_EVERYWHERE, ROTATION, DROPPED_SCORES),
         allowed={
             **_SILU,
             **_ROUTED,
@@ -259,8 +308,8 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "reorder_and_upcast_attn": (False,),
         },
         ignored=(
-            *("n_ctx", "layer_norm_epsilon", "summary_type", "summary_use_proj"),
-            *("summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+            *("n_ctx", "layer_norm_epsilon"),
+            *_SUMMARY,
         ),
         defaults={
             "vocab_size": 50257,
@@ -274,18 +323,191 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "tie_word_embeddings": True,
         },
     ),
+    "phi3": ModelType(
+        architecture="Phi3ForCausalLM",
+        source="transformers 5.24.0, Phi3Config",
+        sizes=_SIZES,
+        fields={**_LLAMA, "joined": "all"},
+        parts=(
+            HEADS,
+            WINDOW,
+            ROTATION,
+            make_dropout("resid_pdrop", "embd_pdrop", scores="attention_dropout"),
+        ),
+        allowed={**_SILU, "attention_bias": (False,)},
+        ignored=_ANGLES,
+        defaults={
+            "vocab_size": 32064,
+            "max_position_embeddings": 4096,
+            "num_hidden_layers": 32,
+            "hidden_size": 3072,
+            "num_attention_heads": 32,
+            "intermediate_size": 8192,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma": ModelType(
+        architecture="GemmaForCausalLM",
+        source="transformers 5.24.0, GemmaConfig",
+        sizes=_SIZES,
+        fields={**_LLAMA, "scaled_embeddings": True, "activation": "gelu_tanh"},
+        parts=(
+            HEADS,
+            HEAD_WIDTH,
+            ROTATION,
+            DROPPED_SCORES,
+            make_activation("hidden_activation", "hidden_act"),
+        ),
+        allowed={"attention_bias": (False,), "use_bidirectional_attention": (None, False)},
+        ignored=_ANGLES,
+        defaults={
+            "vocab_size": 256000,
+            "max_position_embeddings": 8192,
+            "num_hidden_layers": 28,
+            "hidden_size": 3072,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 256,
+            "intermediate_size": 24576,
+            "hidden_act": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite": ModelType(
+        architecture="GraniteForCausalLM",
+        source="transformers 5.24.0, GraniteConfig",
+        sizes=_SIZES,
+        fields={
+            **_LLAMA,
+            "scaled_embeddings": True,
+            "scaled_branches": True,
+            "scaled_logits": True,
+        },
+        parts=(HEADS, BIASES, SCALES, ROTATION, DROPPED_SCORES),
+        allowed=_SILU,
+        # the kernel of attention takes any scale
+        ignored=(*_ANGLES, "attention_multiplier"),
+        defaults={
+            "vocab_size": 32000,
+            "max_position_embeddings": 2048,
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "intermediate_size": 11008,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "olmo": ModelType(
+        architecture="OlmoForCausalLM",
+        source="transformers 5.24.0, OlmoConfig",
+        sizes=_SIZES,
+        fields={**_LLAMA, "norm": "layer_plain"},
+        parts=(HEADS, ROTATION, DROPPED_SCORES),
+        allowed={**_SILU, "attention_bias": (False,), "clip_qkv": (None,)},
+        ignored=("rope_theta",),
+        defaults={
+            "vocab_size": 50304,
+            "max_position_embeddings": 2048,
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "intermediate_size": 11008,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "opt": ModelType(
+        architecture="OPTForCausalLM",
+        source="transformers 5.24.0, OPTConfig",
+        sizes={
+            "vocab_size": "vocabulary",
+            "num_hidden_layers": "layers",
+            "hidden_size": "hidden",
+            "num_attention_heads": "heads",
+            "ffn_dim": "inner",
+        },
+        fields={"joined": "none", "activation": "relu", "padded_positions": 2},
+        parts=(
+            OPT,
+            make_activation("activation_function"),
+            make_dropout("dropout", scores="attention_dropout", drops_embeddings=False),
+        ),
+        allowed={
+            "do_layer_norm_before": (True,),
+            "_remove_final_layer_norm": (False,),
+            "layer_norm_elementwise_affine": (True,),
+            "layerdrop": (0,),
+        },
+        # an older name of the share of dropped activations, which the library has no more
+        ignored=("init_std", "activation_dropout"),
+        defaults={
+            "vocab_size": 50272,
+            "max_position_embeddings": 2048,
+            "num_hidden_layers": 12,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "ffn_dim": 3072,
+            "enable_bias": True,
+            "activation_function": "relu",
+            "dropout": 0.1,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt_bigcode": ModelType(
+        architecture="GPTBigCodeForCausalLM",
+        source="transformers 5.24.0, GPTBigCodeConfig",
+        sizes=_GPT_SIZES,
+        fields={"joined": "attention", "activation": "gelu", "kv_heads": 1},
+        parts=(
+            INNER,
+            QUERIES,
+            make_activation("activation_function"),
+            make_dropout("resid_pdrop", "embd_pdrop", scores="attn_pdrop"),
+        ),
+        allowed={"scale_attn_weights": (True,)},
+        # numbers of scores that are stored, and settings of a program for inference
+        ignored=(
+            *("layer_norm_epsilon", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+            *("inference_runner", "max_batch_size", "max_sequence_length", "pad_key_length"),
+            *("pre_allocate_kv_cache", "validate_runner_input"),
+            *_SUMMARY,
+        ),
+        defaults={
+            "vocab_size": 50257,
+            "n_positions": 1024,
+            "n_layer": 12,
+            "n_embd": 768,
+            "n_head": 12,
+            "multi_query": True,
+            "activation_function": "gelu_pytorch_tanh",
+            "resid_pdrop": 0.1,
+            "embd_pdrop": 0.1,
+            "attn_pdrop": 0.1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": replace(
+        _ROBERTA,
+        architecture="XLMRobertaForMaskedLM",
+        source="transformers 5.24.0, XLMRobertaConfig",
+        defaults={**_ROBERTA.defaults, "vocab_size": 30522},
+    ),
     "bert": ModelType(
         architecture="BertForMaskedLM",
         source="transformers 5.24.0, BertConfig",
-        sizes=_SIZES,
+        sizes={**_SIZES, "type_vocab_size": "token_types"},
         fields={},
-        parts=(make_dropout("hidden_dropout_prob", scores="attention_probs_dropout_prob"),),
-        allowed={
-            "hidden_act": ("gelu",),
-            "type_vocab_size": (2,),
-            "position_embedding_type": ("absolute",),
-            "is_decoder": (False,),
-        },
+        parts=(_BERT_DROPOUT,),
+        allowed=_BERT_ALLOWED,
         ignored=("layer_norm_eps",),
         defaults={
             "vocab_size": 30522,
@@ -294,6 +516,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "hidden_size": 768,
             "num_attention_heads": 12,
             "intermediate_size": 3072,
+            "type_vocab_size": 2,
             "hidden_dropout_prob": 0.1,
             "attention_probs_dropout_prob": 0.1,
             "tie_word_embeddings": True,

@@ -51,6 +51,7 @@ SHAPE = (
     "tie",
     "bias",
     "head_bias",
+    "padded_positions",
     "token_types",
     "scaled_embeddings",
     "scaled_branches",
@@ -217,6 +218,8 @@ class Transformer:
         Whether products have a bias.
     head_bias : bool
         Whether the head of a causal model has a bias, as in GPT-J; that of BERT has one.
+    padded_positions : int
+        Further rows of the position embedding that no token uses, 2 in OPT and RoBERTa [-].
     token_types : int
         Rows of the embedding of token types in models like BERT; 1 in RoBERTa [-].
     scaled_embeddings : bool
@@ -339,6 +342,7 @@ class Transformer:
     tie: bool = True
     bias: bool = True
     head_bias: bool = False
+    padded_positions: int = 0
     token_types: int = 2
     scaled_embeddings: bool = False
     scaled_branches: bool = False
@@ -374,7 +378,7 @@ class Transformer:
         )
         for key in (
             *("kv_heads", "head_width", "inner", "experts", "expert_width", "shared_experts"),
-            *("shared_width", "dense_layers", "lora_rank"),
+            *("shared_width", "dense_layers", "lora_rank", "padded_positions"),
             *("q_lora_rank", "kv_lora_rank", "rope_width", "value_width"),
         ):
             count = check_positive(key, getattr(self, key), integer=True, zero=True)

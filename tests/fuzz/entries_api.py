@@ -131,6 +131,7 @@ TRANSFORMER = {
     "tie": False,
     "bias": False,
     "head_bias": True,
+    "padded_positions": (0, 2, 2**30),
     "token_types": (1, 2, 2**30),
     "scaled_embeddings": True,
     "scaled_branches": True,
