@@ -39,6 +39,7 @@ EXEMPT = {
     "partitions.compressed_time": "no workload compresses its gradients",
     "partitions.exposed_time": "pieces that are made and then sent; predictions know each message and "
     "the kernels beside it (`time_beside`)",
+    "experts.share_tokens": "the busiest rank is compared with the mean of all, which grows as much",
     "kernels.at_usual_pace": "corrects what was measured on a disturbed machine",
     "distributions.count_frequent_rows": "says which rows a plan may copy; predictions take plans",
     "embedding.frequent_lookups": "HugeCTR's rule for such plans",
@@ -228,6 +229,14 @@ def tokens_to_experts() -> list[float]:
     return [float(columns[name][0]) for name in ("time", "experts", "work")]
 
 
+def states_on_the_host() -> list[float]:
+    """The host updates what replicas share."""
+    strategy = pk.Strategy(dp=8, zero=1, offload="optimizer")
+    model = bert(dtype="bf16", mixed=True, batch=64)
+    columns = price_strategies(model, pk.load_platform("h100-sxm-8"), pk.Strategy.stack([strategy]))
+    return [float(columns[name][0]) for name in ("time", "needs")]
+
+
 PREDICTIONS: list[Callable[[], list[float]]] = [
     language_model_on_gpus,
     language_model_at_capped_power,
@@ -244,6 +253,7 @@ PREDICTIONS: list[Callable[[], list[float]]] = [
     recorded_lookups,
     hidden_messages,
     tokens_to_experts,
+    states_on_the_host,
 ]
 
 
