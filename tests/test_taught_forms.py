@@ -66,6 +66,9 @@ SUMS = {
 }
 #: Public functions that return names or records, and no numbers.
 NO_NUMBERS = {
+    "checkpoints.find_checkpoint",
+    "checkpoints.check_checkpoints",
+    "checkpoints.recomputes",
     "distributions.join_buckets",
     "kernels.term_names",
     "kernels.list_terms",
