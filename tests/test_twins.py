@@ -262,10 +262,12 @@ def make_llama_step(module: Any, optimizer: Any) -> Any:
     tokens = torch.zeros(LLAMA.batch, LLAMA.sequence, dtype=torch.int64)
 
     def step() -> None:
-        optimizer.zero_grad()
+        if optimizer is not None:  # else hooks update the weights
+            optimizer.zero_grad()
         logits = module(tokens).view(-1, LLAMA.vocabulary)
         torch.nn.functional.cross_entropy(logits, tokens.view(-1)).backward()
-        optimizer.step()
+        if optimizer is not None:
+            optimizer.step()
 
     return step
 

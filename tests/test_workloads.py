@@ -71,6 +71,7 @@ NAMED_ALIKE = {
     *("overlap", "parallel", "reduce_dtype", "fused_accumulation"),
     *("vocabulary_multiple", "keeps_fp8", "fp8_recipe", "loss_chunks"),
     *("lora_rank", "lora_modules"),
+    "optimizer_in_backward",
     *("qk_norm", "experts", "top_k", "capacity", "imbalance", "fused_permutation"),
     *("expert_width", "shared_experts", "shared_width", "shared_gate"),
     *("dense_layers", "expert_interval"),

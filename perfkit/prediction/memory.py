@@ -158,13 +158,26 @@ class BufferLives(NamedTuple):
         return BufferLives(*(column[lives] for column in self))
 
 
+def _find_freed(graph: Graph, count: int) -> np.ndarray:
+    """Which of so many buffers are last touched by an update ahead of the end of the backward pass, as
+    gradients of weights that hooks update."""
+    if not graph.updates_in_backward:
+        return np.zeros(count, dtype=bool)
+    phases = np.array([label.phase for label in graph.labels])
+    backward, updates = np.flatnonzero(phases == "backward"), phases == "update"
+    last = np.full(count, -1)
+    np.maximum.at(last, graph.accesses.buffer, graph.accesses.operation)
+    return (last >= 0) & (last < backward[-1]) & updates[last]
+
+
 def find_lives(graph: Graph, is_gradient: np.ndarray) -> BufferLives:
     """Find the lives of the buffers of a graph; `is_gradient` says which hold gradients.
 
     A buffer that is written as a whole begins a new life. Buffers that are read first are kept from
     one iteration to the next, and so are buckets of gradients, which are reduced in place. Gradients
-    are kept to the end.
+    are kept to the end, unless their weight is updated inside of the backward pass.
     """
+    is_gradient = is_gradient & ~_find_freed(graph, len(is_gradient))
     reduces = [
         n
         for n in graph.kernels.get(KernelKey("collective", "all_reduce"), ())

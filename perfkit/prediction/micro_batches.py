@@ -30,7 +30,7 @@ from perfkit.prediction.strategy_records import REGIONS, ByRegion, Quantity, Wor
 from perfkit.prediction.tiles import expose_tiles, find_tiled_messages
 from perfkit.workloads.blocks import RegionWeights, record_part
 from perfkit.workloads.columns import Accesses, Features, HostCalls, OperationSizes
-from perfkit.workloads.execution import HANDED, execute
+from perfkit.workloads.execution import HANDED, execute, refuse_hooks
 from perfkit.workloads.fp8 import find_layout
 from perfkit.workloads.graph import STAGE_HOST, Graph, Label
 from perfkit.workloads.iteration import fill_buckets
@@ -682,6 +682,8 @@ def record_micro_batch(
         keeps_fp8=bool(np.all(keeps_fp8(model, s))),
         has_buffers=bool(np.all(s.buffers)),
     )
+    if execution == "compiled":
+        refuse_hooks(model.optimizer_in_backward)
     executed = execute([part.graph], execution, pads_products=pads_products)[0]
     if executed.execution == "compiled":
         executed = _hand_weights_to_regions(executed)
@@ -791,7 +793,7 @@ def price_micro_batch(
         head=_time_region(rows, "head", weights.head, trained.head, saved.head),
         attention=_time_attention(rows, recomputed),
         weight_gradients=_time_weight_gradients(rows),
-        update=_time_with_weights(rows, _find_update(rows), all_trained),
+        update=_time_update(rows, trained, model.layers),
         weight_casts=weight_casts,
         packing=rows.add_device(rows.modules == "exchange.whole") / all_trained,
         layer_copies=_time_unit(rows, "layers", ("layers",), layer_casts),
@@ -995,6 +997,19 @@ def _find_update(rows: _Rows) -> np.ndarray:
 def _time_with_weights(rows: _Rows, chosen: np.ndarray, weights: Array) -> WeightWork:
     """Time of operations on all weights, for each of them."""
     return WeightWork(rows.add_device(chosen) / weights, rows.hosts.operations[chosen].sum())
+
+
+def _time_update(rows: _Rows, trained: ByRegion[Array], layers: int) -> WeightWork:
+    """Time of the update for each trained number, and of its calls: of weights that have optimizers of
+    their own, those of all layers."""
+    ends = trained.embeddings + trained.head
+    in_layer = rows.modules == "update.layers"
+    if not in_layer.any():
+        return _time_with_weights(rows, _find_update(rows), ends + trained.layer)
+    in_ends = rows.modules == "update.ends"
+    device = layers * rows.add_device(in_layer) + rows.add_device(in_ends)
+    host = layers * rows.hosts.operations[in_layer].sum() + rows.hosts.operations[in_ends].sum()
+    return WeightWork(device / (layers * trained.layer + ends), host)
 
 
 def _time_unit(rows: _Rows, unit: str, regions: Sequence[str], casts: Array) -> UnitCopies:

@@ -372,7 +372,7 @@ def _hold_gradients(case: Case, software: _Software, weights: _Weights) -> _Grad
         sums=np.where(shares, shards + added_in_zero + added_to_shards, added_whole),
         placeholders=_hold_placeholders(case, software.placeholders & (added_whole > 0)),
         until_reduction=shares & (s.scattered | ~several),
-        until_update=~shares & (added_whole == 0),
+        until_update=~shares & (added_whole == 0) & (not case.model.optimizer_in_backward),
     )
 
 
@@ -656,7 +656,7 @@ def _find_update(
 def _count_scratch(model: Transformer) -> float:
     """Tensors of the size of all weights that an update of all at once writes beside its
     results [-]."""
-    if model.fused:
+    if model.fused or model.optimizer_in_backward:
         return 0.0
     optimizer = find_optimizer(model.optimizer)
     steps = optimizer.for_each_update or optimizer.update

@@ -68,6 +68,7 @@ _BUILT = {
     "dense_layers": 0,
     "expert_interval": 1,
     "lora_rank": 0,
+    "optimizer_in_backward": False,
     "fused_accumulation": False,
     "vocabulary_multiple": 1,
     "keeps_fp8": False,

@@ -15,7 +15,7 @@ from perfkit.workloads.activations import make_activation
 from perfkit.workloads.attention_blocks import attend, attend_latent
 from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.iteration import make_graph, step
+from perfkit.workloads.iteration import make_graph, step, update_one_by_one
 from perfkit.workloads.layer_kinds import find_layer_models
 from perfkit.workloads.layer_types import Add, Scale
 from perfkit.workloads.layers import MLPParallelism
@@ -550,7 +550,10 @@ def record_part(
         for weight in tape.weights:
             weight.shard = tape.tensor(*weight.shape, itemsize=wide)
             weight.shard.gradient = weight.gradient
-    step(tape, model.optimizer, lists=True, fused=model.fused)
+    if model.optimizer_in_backward:
+        update_one_by_one(tape, model.optimizer, "fused" if model.fused else "for_each")
+    else:
+        step(tape, model.optimizer, lists=True, fused=model.fused)
     if model.mixed and not autocast:
         tape.module = "exchange.narrow"
         for weight in tape.trained:

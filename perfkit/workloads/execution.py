@@ -631,6 +631,27 @@ def _move_waits(waits: Waits | None, heads: np.ndarray) -> Waits | None:
     return replace(waits, operation=np.array(later, dtype=np.intp))
 
 
+def refuse_hooks(updates_in_backward: bool) -> None:
+    """Refuse to compile a step whose weights are updated by hooks.
+
+    Parameters
+    ----------
+    updates_in_backward : bool
+        Whether weights are updated inside of the backward pass.
+
+    Raises
+    ------
+    ValueError
+        If they are.
+    """
+    if updates_in_backward:
+        raise ValueError(
+            "execution is 'compiled' with weights that are updated in the backward pass; what a compiler "
+            "makes of their hooks is not modelled; take execution='eager', or leave "
+            "optimizer_in_backward out"
+        )
+
+
 def execute(
     graphs: Sequence[Graph], execution: str | None, *, pads_products: bool = True
 ) -> list[Graph]:
@@ -672,6 +693,7 @@ def execute(
                 f"{fault}; it can be priced as {' or '.join(allowed)}; else record it again"
             )
         if execution == "compiled" and graph.execution != "compiled":
+            refuse_hooks(graph.updates_in_backward)
             # ranks whose tables differ in sizes share all that else decides what is merged
             accesses = graph.accesses
             shared = (graph.labels, accesses.operation, accesses.buffer, accesses.is_write)

@@ -470,6 +470,13 @@ class Graph(Tabular):
         np.maximum.at(largest, accesses.buffer, accesses.nbytes)
         return largest.sum()
 
+    @property
+    def updates_in_backward(self) -> bool:
+        """Whether hooks update weights inside of the backward pass."""
+        phases = np.array([label.phase for label in self.labels])
+        backward = np.flatnonzero(phases == "backward")
+        return len(backward) > 0 and bool((phases[: backward[-1]] == "update").any())
+
     def table(self) -> Table:
         """Every operation with its labels, sizes and traffic as a Polars frame.
 

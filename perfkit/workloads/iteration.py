@@ -30,7 +30,7 @@ from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.operations import FP8_PRODUCTS, Tensor, Weight
 from perfkit.workloads.structure import OpenGraph, SizeTable
 from perfkit.workloads.symbolic_sizes import SymbolicSize
-from perfkit.workloads.tape import LaunchWait, RecordedAccess, Tape
+from perfkit.workloads.tape import Calls, LaunchWait, RecordedAccess, Tape
 
 #: Bytes at which DistributedDataParallel reduces the first bucket of gradients, and each later one
 #: [B].
@@ -85,6 +85,25 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
             _update_dense(tape, [weight], chosen, "eager")
 
 
+def update_in_backward(tape: Tape, optimizer: str, form: str, weight: Weight) -> None:
+    """Update a weight as soon as its gradient is complete, and free this: the weight has an optimizer
+    of its own, which a hook of the backward pass runs."""
+    module, calls = tape.module, tape.calls
+    tape.phase, tape.module, tape.calls = "update", "", Calls.EACH
+    _update_dense(tape, [weight], find_optimizer(optimizer), form, in_backward=True)
+    weight.gradient = None
+    tape.phase, tape.module, tape.calls, tape.layer = "backward", module, calls, weight.layer
+
+
+def update_one_by_one(tape: Tape, optimizer: str, form: str) -> None:
+    """Update each weight by an optimizer of its own, with modules ``update.layers`` and
+    ``update.ends``."""
+    for weight in tape.trained:
+        tape.module = "update.ends" if weight.layer is None else "update.layers"
+        _update_dense(tape, [weight], find_optimizer(optimizer), form, in_backward=True)
+    tape.module = ""
+
+
 def _update_rows(tape: Tape, weight: Weight) -> None:
     """Add the gradients of the looked-up rows of a table to these rows, if only these are updated."""
     if weight.row_update is not None:
@@ -112,9 +131,17 @@ def finish(
     )
 
 
-def _update_dense(tape: Tape, weights: Sequence[Weight], optimizer: Optimizer, form: str) -> None:
-    """Run the operations of an optimizer on a dense weight or on a list of them."""
-    listed = form != "eager"
+def _update_dense(
+    tape: Tape,
+    weights: Sequence[Weight],
+    optimizer: Optimizer,
+    form: str,
+    *,
+    in_backward: bool = False,
+) -> None:
+    """Run the operations of an optimizer on a dense weight or on a list of them; one that is updated
+    `in_backward` is a list of its own, which belongs to its layer."""
+    listed = form != "eager" and not in_backward
     stored = [weight.stored for weight in weights]
     count, elements = _count(tape, stored) if listed else (1, stored[0].numel)
     tensors: dict[str, list[Tensor]] = {

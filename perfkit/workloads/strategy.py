@@ -677,7 +677,7 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         without, if they are stated and not the only ones of their stage, see `spread_chunks`. With
         ``interleaved`` the stages must divide the micro-batches. The first chunk of several stages
         holds all `dense_layers`, and one more. Low-rank adapters, ``lora_rank``, need replicas of
-        the whole model without buffers.
+        the whole model without buffers, and `optimizer_in_backward` one rank and one micro-batch.
     """
     kv_heads = model.kv_heads or model.heads
     ranks_sharing_heads = s.tp * np.where(s.ulysses, s.cp, 1)
@@ -707,6 +707,9 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     # adapters were checked on replicas of a whole model alone
     keeps_states = np.equal(s.offload, "none")
     adapters_fit = s.alone & keeps_states | np.equal(model.lora_rank, 0)
+    # a weight is updated as soon as its gradient is complete
+    is_single = np.equal(s.ranks, 1) & np.equal(micro_batches, 1) & (s.checkpoint != "selective")
+    hooks_fit = is_single & s.alone | (not model.optimizer_in_backward)
     return {
         "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
@@ -715,6 +718,7 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         "layers": enough & first_fits & last_fits,
         "dense_layers": holds_dense,
         "lora_rank": adapters_fit,
+        "optimizer_in_backward": hooks_fit,
     }
 
 
@@ -756,6 +760,11 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
         return f"cp, {s.cp}, and tp with sequence_parallel, {s.tp}, must divide it"
     if name == "experts":
         return f"ep, {s.ep}, must divide it, and etp, {s.etp}, needs experts"
+    if name == "optimizer_in_backward":
+        return (
+            "hooks that update weights are modelled on one rank with one micro-batch: take dp 1, a "
+            "micro_batch of the whole batch, no selective checkpoints, and no buffers of gradients"
+        )
     if name == "lora_rank":
         return (
             "adapters are modelled on replicas of the whole model alone: take tp, pp, cp and ep 1, no "

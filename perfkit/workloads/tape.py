@@ -177,6 +177,9 @@ class Tape:
         # results that were saved, by the storages to which a layer that runs again would write them
         self.saved: dict[int, int] = {}
         self.weights: list[Weight] = []  # in the order of their first use
+        #: What updates a weight as soon as its gradient is complete; None if all are updated behind
+        #: the backward pass.
+        self.update_weight: Callable[[Weight], None] | None = None
         #: Whether adapters alone are trained, and all other weights are frozen.
         self.trains_adapters_alone = False
         self._next_weight = 0  # position of the weight that the next call of `parameter` returns
@@ -779,6 +782,8 @@ class Tape:
         """
         self.bare += 1
         accumulate(self, weight)
+        if self.update_weight is not None:
+            self.update_weight(weight)
         if weight.bucket is None:
             return
         gradient = self.find_gradient(weight)

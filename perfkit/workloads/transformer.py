@@ -4,6 +4,7 @@ iteration."""
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from perfkit.workloads.blocks import PARALLEL, FSDPUnits, record_forward
 from perfkit.workloads.fp8 import RECIPES
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.hub_config import read_hub_config
-from perfkit.workloads.iteration import finish
+from perfkit.workloads.iteration import finish, update_in_backward
 from perfkit.workloads.layer_kinds import has_experts, has_unlike_layers
 from perfkit.workloads.layers import NORMS
 from perfkit.workloads.operations import ATTENTION
@@ -87,6 +88,7 @@ _CHOICES = {
 }
 _SWITCHES = (
     "fused",
+    "optimizer_in_backward",
     "mixed",
     "overlap",
     "gated",
@@ -152,6 +154,10 @@ class Transformer:
         bitsandbytes (arXiv:2110.02861), whose states are 8-bit numbers with a scale for each block.
     fused : bool
         Whether one kernel of the optimizer updates all weights.
+    optimizer_in_backward : bool
+        Whether each weight is updated as soon as its gradient is complete, by an optimizer of its own
+        that a hook of the backward pass runs, so that gradients do not live together (torchtune's
+        ``optimizer_in_bwd``). It needs one rank, and one micro-batch.
     mixed : bool
         Whether weights, gradients and optimizer states are fp32 while products run in `dtype`. On
         one rank and with ``ddp``, or a `Strategy` that shares nothing but the batch, this is
@@ -319,6 +325,7 @@ class Transformer:
     dtype: str = "fp32"
     optimizer: str = "adamw"
     fused: bool = False
+    optimizer_in_backward: bool = False
     mixed: bool = False
     overlap: bool = True
     checkpoint: bool | str = False
@@ -435,6 +442,11 @@ class Transformer:
         if self.fused:
             optimizer.operations("fused")  # an error if there is no such kernel
         _check_adapters(self)
+        if self.optimizer_in_backward and accumulate > 1:
+            raise ValueError(
+                f"optimizer_in_backward is True and accumulate is {accumulate}; weights are updated with "
+                "each micro-batch then; take accumulate=1"
+            )
         heads_per_group = self.heads % (self.kv_heads or 1)
         refuse_sizes(
             heads_per_group != 0,
@@ -750,6 +762,8 @@ class Transformer:
                 said.append(f"imbalance {show(self.imbalance)}")
         if self.lora_rank > 0:
             said.append(f"LoRA rank {self.lora_rank} on {show(self.lora_modules)}")
+        if self.optimizer_in_backward:
+            said.append("optimizer in backward")
         if self.accumulate > 1:
             said.append(f"accumulate {self.accumulate}")
         if self.parallel != "ddp":
@@ -835,6 +849,13 @@ def _check_recipe(recipe: str, dtype: str) -> None:
         raise ValueError(
             f"fp8_recipe is {recipe!r}, whose products in fp4 nothing that is known prices; priced are {priced}"
         )
+
+
+def _name_form(model: Transformer, accelerator: bool) -> str:
+    """The form in which PyTorch updates a weight: lists are usual on GPUs."""
+    if model.fused:
+        return "fused"
+    return "for_each" if accelerator else "eager"
 
 
 def _check_adapters(model: Transformer) -> None:
@@ -1032,6 +1053,14 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
             tape.start_micro_batch()
         tape.is_last_micro_batch = number + 1 == model.accumulate
         record_forward(tape, model, share, most, open_unit)
+    if model.optimizer_in_backward:
+        if ranks > 1:
+            raise ValueError(
+                f"optimizer_in_backward is True with {ranks} ranks; hooks of replicas are not modelled; "
+                "take one rank, or leave it out"
+            )
+        form = _name_form(model, accelerator)
+        tape.update_weight = partial(update_in_backward, tape, model.optimizer, form)
     if overlap and not sharded:
         for weight in tape.trained:
             weight.bucket = 0

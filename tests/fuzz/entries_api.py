@@ -149,6 +149,7 @@ TRANSFORMER = {
     "shared_gate": MOSTLY_FALSE,
     "dense_layers": (0, 0, 1, 2**20),
     "expert_interval": (1, 1, 2),
+    "optimizer_in_backward": MOSTLY_FALSE,
     "lora_rank": (0, 0, 0, 0, 8, 2**20),
     "lora_modules": ("all-linear", ("q_proj", "v_proj"), "mlp", ["o_proj"]),
     "q_lora_rank": (0, 0, 32),
