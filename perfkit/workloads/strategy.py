@@ -708,7 +708,8 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     keeps_states = np.equal(s.offload, "none")
     adapters_fit = s.alone & keeps_states | np.equal(model.lora_rank, 0)
     # a weight is updated as soon as its gradient is complete
-    is_single = np.equal(s.ranks, 1) & np.equal(micro_batches, 1) & (s.checkpoint != "selective")
+    is_whole_layer = np.isin(s.checkpoint, ("none", "full"))
+    is_single = np.equal(s.ranks, 1) & np.equal(micro_batches, 1) & is_whole_layer
     hooks_fit = is_single & s.alone | (not model.optimizer_in_backward)
     return {
         "heads": heads_fit & kv_heads_fit,
@@ -763,7 +764,7 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
     if name == "optimizer_in_backward":
         return (
             "hooks that update weights are modelled on one rank with one micro-batch: take dp 1, a "
-            "micro_batch of the whole batch, no selective checkpoints, and no buffers of gradients"
+            "micro_batch of the whole batch, checkpoints none or full, and no buffers of gradients"
         )
     if name == "lora_rank":
         return (
