@@ -247,6 +247,47 @@ PHI_4: Config = {
     "vocab_size": 100352,
 }
 
+#: https://huggingface.co/deepseek-ai/DeepSeek-V2-Lite/blob/main/config.json
+DEEPSEEK_V2_LITE: Config = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "aux_loss_alpha": 0.001,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV2Config"},
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v2",
+    "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "pretraining_tp": 1,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "type": "yarn"},
+    "rope_theta": 10000,
+    "routed_scaling_factor": 1.0,
+    "scoring_func": "softmax",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "greedy",
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+}
+
 
 def count(config: Config | Path | str, **changes: Any) -> int:
     """Parameters of a configuration."""
@@ -269,6 +310,7 @@ def count(config: Config | Path | str, **changes: Any) -> int:
         (GEMMA, 2_506_172_416),
         (GRANITE, 8_170_848_256),
         (ROBERTA, 124_697_433),
+        (DEEPSEEK_V2_LITE, 15_706_484_224),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
@@ -404,6 +446,13 @@ REFUSED: list[tuple[Config, str]] = [
     ({"model_type": "lama"}, "did you mean 'llama'"),
     ({"model_type": "gemma3", "text_config": {}}, "give the dict of text_config"),
     ({"hidden_size": 64}, "config has no model_type"),
+    ({"model_type": "deepseek_v3"}, "num_mtp_layers is 1; .* give a dict with num_mtp_layers 0"),
+    ({**DEEPSEEK_V2_LITE, "moe_layer_freq": 2}, "moe_layer_freq is 2; .*say 1"),
+    (
+        {**DEEPSEEK_V2_LITE, "num_nextn_predict_layers": 1},
+        "num_nextn_predict_layers is 1; .*pk.cap",
+    ),
+    ({**DEEPSEEK_V2_LITE, "first_k_dense_replace": 27}, "first_k_dense_replace is 27; .*pk.cap"),
     ({**GEMMA, "hidden_activation": "quick_gelu"}, "hidden_activation is 'quick_gelu'"),
     ({**GEMMA, "hidden_activation": None, "hidden_act": None}, "hidden_act is None"),
     ({**OPT, "word_embed_proj_dim": 512}, "word_embed_proj_dim is 512; .*null, or hidden_size"),
@@ -508,3 +557,6 @@ def test_each_key_of_a_type_has_one_meaning(name: str) -> None:
 
 #: What each type needs beside its defaults to be one that a Transformer can say.
 NEUTRAL: dict[str, Config] = {"mistral": {"sliding_window": None}, "opt": {"dropout": 0.0}}
+NEUTRAL["deepseek_v2"] = {"num_experts_per_tok": 6}
+NEUTRAL["deepseek_v3"] = {"num_mtp_layers": 0}
+NEUTRAL["kimi_k2"] = {"num_mtp_layers": 0}

@@ -317,6 +317,55 @@ def _read_scales(values: Values) -> dict[str, Any]:
     return fields
 
 
+def _read_count(values: Values, key: str) -> int:
+    """A whole number from 0, or 0 for null [-]."""
+    if values.keys[key] is None:
+        return 0
+    count: int = check_positive(f"{values.place}: {key}", values.keys[key], integer=True, zero=True)
+    return count
+
+
+def _read_latent_attention(values: Values) -> dict[str, Any]:
+    """Latent attention: numbers of each token from which it makes queries, keys and values, and the
+    parts of a head."""
+    plain = values.read_size("qk_nope_head_dim")
+    value = values.read_size("v_head_dim")
+    fields = {
+        "q_lora_rank": _read_count(values, "q_lora_rank"),
+        "kv_lora_rank": values.read_size("kv_lora_rank"),
+        "head_width": plain,
+        "rope_width": values.read_size("qk_rope_head_dim"),
+    }
+    if value != plain:
+        fields["value_width"] = value
+    return fields
+
+
+def _read_deepseek_experts(values: Values) -> dict[str, Any]:
+    """Experts behind the first layers, and those that all tokens go to."""
+    dense = _read_count(values, "first_k_dense_replace")
+    if dense >= values.read_size("num_hidden_layers"):
+        raise values.refuse("first_k_dense_replace", "fewer layers than num_hidden_layers")
+    return {
+        "experts": values.read_size("n_routed_experts"),
+        "top_k": values.read_size("num_experts_per_tok"),
+        "expert_width": values.read_size("moe_intermediate_size"),
+        "shared_experts": _read_count(values, "n_shared_experts"),
+        "dense_layers": dense,
+    }
+
+
+def _read_further_tokens(values: Values) -> dict[str, Any]:
+    """Modules that predict tokens behind the next one."""
+    for key in ("num_nextn_predict_layers", "num_mtp_layers"):
+        if _read_count(values, key):
+            raise ConfigError(
+                f"{values.place}: {key} is {show(values.keys[key])}; a Transformer predicts the next token "
+                f"alone; give a dict with {key} 0 for the main model, or take pk.capture"
+            )
+    return {}
+
+
 def _read_storage(values: Values) -> dict[str, Any]:
     """How weights are stored: `dtype` of a `Transformer` says in which format products run, and fp8
     or mxfp4 of a file is no more than the format of its numbers. Weights of other formats are
@@ -350,6 +399,21 @@ OPT = Part(("max_position_embeddings", "word_embed_proj_dim", "enable_bias"), _r
 ROBERTA_POSITIONS = Part(("max_position_embeddings", "pad_token_id"), _read_roberta_positions)
 #: Heads of keys and values of GPTBigCode.
 QUERIES = Part(("multi_query",), _read_queries)
+#: Heads of latent attention.
+LATENT_ATTENTION = Part(
+    ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    _read_latent_attention,
+)
+#: Experts of DeepSeek.
+DEEPSEEK_EXPERTS = Part(
+    (
+        *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"),
+        "first_k_dense_replace",
+    ),
+    _read_deepseek_experts,
+)
+#: Modules that predict further tokens.
+FURTHER_TOKENS = Part(("num_nextn_predict_layers", "num_mtp_layers"), _read_further_tokens)
 #: Numbers that multiply tensors.
 SCALES = Part(("embedding_multiplier", "residual_multiplier", "logits_scaling"), _read_scales)
 #: Heads of keys and values, and the width of heads.

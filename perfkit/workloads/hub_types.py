@@ -7,11 +7,14 @@ from typing import Any
 
 from perfkit.workloads.hub_parts import (
     BIASES,
+    DEEPSEEK_EXPERTS,
     DROPPED_SCORES,
     EXPERTS_EVERYWHERE,
+    FURTHER_TOKENS,
     HEAD_WIDTH,
     HEADS,
     INNER,
+    LATENT_ATTENTION,
     LAYER_TYPES,
     OPT,
     QUERIES,
@@ -170,6 +173,49 @@ _ROBERTA = ModelType(
         "tie_word_embeddings": True,
     },
     causal=False,
+)
+_DEEPSEEK_V3 = ModelType(
+    architecture="DeepseekV3ForCausalLM",
+    source="transformers 5.24.0, DeepseekV3Config",
+    sizes=_SIZES,
+    fields=_LLAMA,
+    parts=(LATENT_ATTENTION, DEEPSEEK_EXPERTS, FURTHER_TOKENS, ROTATION, DROPPED_SCORES),
+    allowed={
+        **_SILU,
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "moe_layer_freq": (1,),
+        "output_router_logits": (False,),
+    },
+    # How a router picks experts is arithmetic on a number for each token and expert, priced as a softmax.
+    # Latent attention has no heads of keys, and parts of heads of its own.
+    ignored=(
+        *_ANGLES,
+        *_ROUTER,
+        *("n_group", "topk_group", "topk_method", "scoring_func", "routed_scaling_factor"),
+        *("aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "rope_interleave"),
+        *("num_key_value_heads", "head_dim"),
+    ),
+    defaults={
+        "vocab_size": 129280,
+        "max_position_embeddings": 4096,
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "intermediate_size": 18432,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "num_mtp_layers": 1,
+        "tie_word_embeddings": False,
+    },
 )
 #: Types by ``model_type``. Defaults are those of version 5.24.0 of the transformers library.
 MODEL_TYPES: Mapping[str, ModelType] = {
@@ -494,6 +540,32 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "tie_word_embeddings": True,
         },
     ),
+    "deepseek_v2": replace(
+        _DEEPSEEK_V3,
+        architecture="DeepseekV2ForCausalLM",
+        source="transformers 5.24.0, DeepseekV2Config",
+        defaults={
+            "vocab_size": 102400,
+            "max_position_embeddings": 2048,
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "intermediate_size": 11008,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "n_routed_experts": 64,
+            "moe_intermediate_size": 1407,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    # https://huggingface.co/moonshotai/Kimi-K2-Base: it is the same class
+    "kimi_k2": _DEEPSEEK_V3,
     "roberta": _ROBERTA,
     "xlm-roberta": replace(
         _ROBERTA,
