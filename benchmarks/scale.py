@@ -121,8 +121,7 @@ class Row(NamedTuple):
     """A published step: source, group whose steps are ranked, device, model, strategy, execution
     and time [s].
 
-    `reserved` is the memory [B]; `selective` means that every other product and attention were not
-    recomputed.
+    `reserved` is the memory [B].
     """
 
     source: str
@@ -133,7 +132,6 @@ class Row(NamedTuple):
     execution: str
     seconds: float
     reserved: float = 0.0
-    selective: bool = False
 
 
 def _read(name: str) -> list[dict[str, str]]:
@@ -233,8 +231,7 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
     alone.
 
     Pipelines have as many micro-batches as ranks, the default until January 2025 (torchtitan, pull
-    781). Tables 1 and 3 have selective checkpoints; here everything is recomputed, and
-    `count_kept` gives the memory that they keep.
+    781). Tables 1 and 3 have selective checkpoints by operation.
     """
     for row in _read("torchtitan_h100.csv"):
         words = row["parallelism"].split()
@@ -252,7 +249,7 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
             2 if "interleaved" in words else 1,
             zero=3 if counts["pp"] == 1 else 1,
             tiled="async" in words,
-            checkpoint="full",
+            checkpoint="per_op" if row["checkpointing"] == "selective" else "full",
         )
         yield Row(
             source="torchtitan",
@@ -263,7 +260,6 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
             execution="compiled" if row["compiled"] == "yes" else "eager",
             seconds=_find_seconds(row),
             reserved=float(row["memory_gib_max"]) * 2**30,
-            selective=row["checkpointing"] == "selective",
         )
 
 
@@ -525,19 +521,7 @@ def predict_memory(row: Row) -> PredictedMemory:
     columns = price_strategies(
         row.model, platform, Strategy.stack([row.strategy]), "eager", stack="torchtitan"
     )
-    kept = 0.0
-    if row.selective:
-        kept = count_kept(row.model, row.strategy.micro_batch)
-    return PredictedMemory(float(columns["needs"][0]) + kept, float(columns["reserve"][0]))
-
-
-def count_kept(model: Transformer, micro_batch: int) -> float:
-    """Memory of selective checkpoints of torchtitan: every other product of a layer, and attention
-    [B]."""
-    head = model.hidden // model.heads
-    # queries, values, attention, gate and output
-    numbers = model.hidden * 3 + head * model.kv_heads + model.inner
-    return model.layers * micro_batch * model.sequence * numbers * 2.0
+    return PredictedMemory(float(columns["needs"][0]), float(columns["reserve"][0]))
 
 
 def judge_rows(rows: Sequence[Row]) -> dict[str, Any]:

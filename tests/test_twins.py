@@ -326,10 +326,12 @@ READ = {
     *("positions", "attention", "dtype", "mixed", "optimizer", "overlap"),
     *("tables", "bottom", "top", "features", "sparse", "interaction", "cross", "table_dtype"),
 }
-#: Fields that matter to experts or adapters alone, or to sharded weights.
+#: Fields that matter to experts or adapters alone, to sharded weights, or to layers that are computed
+#: again.
 IDLE = {
     *("top_k", "capacity", "imbalance", "fused_permutation", "reduce_dtype"),
     "lora_modules",
+    "checkpoint_layers",
 }
 
 

@@ -47,6 +47,9 @@ SETS = (
     PublishedSet("torchtune_a100", "torchtune", "ddp"),
     PublishedSet("maxtext_v5e", "maxtext", "maxtext"),
 )
+#: Files whose selective checkpoints save the results of every other product and of attention, as
+#: their notes and torchtitan, which ran them, say.
+_PER_OP = ("torchao_h100",)
 #: Devices of a generation, which share scales.
 _GENERATIONS = {
     "a100-sxm-8": "a100",
@@ -140,7 +143,7 @@ def _read_step(published: PublishedSet, row: Mapping[str, str]) -> PublishedStep
         generation=_GENERATIONS[row["device"]],
         model=_read_model(row),
         platform=_read_platform(published, row),
-        strategy=_read_strategy(row),
+        strategy=_read_strategy(published, row),
         execution=row["execution"],
         stack=_state_facts(stack, row),
         seconds=float(row["measured_s"]),
@@ -197,17 +200,20 @@ def _read_model(row: Mapping[str, str]) -> pk.Transformer:
     )
 
 
-def _read_strategy(row: Mapping[str, str]) -> pk.Strategy:
+def _read_strategy(published: PublishedSet, row: Mapping[str, str]) -> pk.Strategy:
     counts: dict[str, Any] = {}
     for name in ("tp", "pp", "dp", "cp", "ep", "chunks", "zero", "shards"):
         counts[name] = int(row[name])
     layers_of_ends = _count_layers_of_ends(row)
+    checkpoint = row["checkpoint"]
+    if checkpoint == "selective" and published.name in _PER_OP:
+        checkpoint = "per_op"
     return pk.Strategy(
         micro_batch=int(row["micro"]),
         schedule=row["schedule"],
         first_layers=layers_of_ends,
         last_layers=layers_of_ends,
-        checkpoint=row["checkpoint"],
+        checkpoint=checkpoint,
         sequence_parallel=row["sp"] == "1",
         ulysses=row["ulysses"] == "1",
         overlap=row["overlap"] == "1",
