@@ -1,16 +1,19 @@
 """What the backward pass computes again: against PyTorch, in both roads, and for some layers alone."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 import perfkit as pk
-from perfkit.models.checkpoints import CHECKPOINTS, find_checkpoint, recomputes
+from perfkit.models.checkpoints import CHECKPOINTS, EVERY_LAYER, find_checkpoint, recomputes
 from perfkit.models.partitions import activation_bytes
 from perfkit.prediction.memory import measure_memory
 from perfkit.prediction.stages import make_stages
@@ -304,6 +307,51 @@ def test_each_layer_more_takes_longer_and_holds_less(way: str) -> None:
     # each as much as the others, but for the layer that runs
     steps = np.diff(times)
     assert steps == pytest.approx(np.full(layers, steps.mean()), rel=0.05)
+
+
+# -- what fits
+
+
+def test_the_table_of_the_recipe_is_what_a_run_gives() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
+    section = text.partition("### Will this fit, and what do I give up?")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| ([\w+]+) \| (\d+) \| \+([\d.]+) % \| ([\d.]+) GB \|$", section, re.M)
+    assert len(rows) == 7
+    llama = Transformer.preset("llama-3-8b", batch=64, dtype="bf16", mixed=True, fused=True)
+    ways = [
+        Strategy(dp=8, zero=3, checkpoint=name, checkpoint_layers=int(layers))
+        for name, layers, _, _ in rows
+    ]
+    columns = price_strategies(llama, GPU, Strategy.stack(ways))
+    more = 100.0 * (columns["time"] / columns["time"][0] - 1.0)
+    assert more == pytest.approx([float(row[2]) for row in rows], abs=0.5)
+    assert columns["needs"] / 1e9 == pytest.approx([float(row[3]) for row in rows], rel=0.005)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_search_under_a_budget_computes_again_as_little_as_fits() -> None:
+    model = replace(LLAMA, layers=16, attention="flash2")
+    budget = 18e9
+    found = pk.explore(model, GPU, 8, memory=budget, stack="fsdp")
+    forms = found.table().filter(pl.col("checkpoint_layers") < EVERY_LAYER)
+    assert len(forms) > 0
+    for row in forms[:5].to_dicts():
+        strategy = Strategy(**{field.name: row[field.name] for field in fields(Strategy)})
+        fewer = replace(strategy, checkpoint_layers=strategy.checkpoint_layers - 1)
+        least, too_few = (
+            price_strategies(model, GPU, Strategy.stack([one]), stack="fsdp")["needs"][0]
+            for one in (strategy, fewer)
+        )
+        assert least == row["needs"] <= budget < too_few
+    usual = found.table().filter(
+        pl.col("checkpoint").is_in(["none", "full"]) & (pl.col("checkpoint_layers") == EVERY_LAYER)
+    )
+    assert found.table()["time"][0] < usual["time"][0]
+
+
+def test_without_a_budget_a_search_tries_what_it_did() -> None:
+    found = pk.explore(replace(LLAMA, attention="flash2"), GPU, 8)
+    assert {*found.table()["checkpoint"]} <= {"none", "full"}
 
 
 # -- by hand

@@ -66,7 +66,7 @@ def test_a_changed_transformer_loses_its_name() -> None:
 NAMED_ALIKE = {
     *("name", "causal", "family"),
     *("batch", "sequence", "positions", "accumulate"),
-    *("attention", "dtype", "mixed", "checkpoint", "dropout"),
+    *("attention", "dtype", "mixed", "checkpoint", "checkpoint_layers", "dropout"),
     *("optimizer", "fused"),
     *("overlap", "parallel", "reduce_dtype", "fused_accumulation"),
     *("vocabulary_multiple", "keeps_fp8", "fp8_recipe", "loss_chunks"),

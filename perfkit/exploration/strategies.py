@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.exploration.recomputation import join_strategies, list_cheapest_checkpoints
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import (
@@ -281,7 +282,9 @@ def explore(
         Ranks that take part, or several counts to choose from; by default those of `strategies`
         [-].
     memory : float, optional
-        What a rank may use; by default all memory of the device [B].
+        What a rank may use; by default all memory of the device. If it is given, a search also tries
+        what to compute again: parts of layers, by operation, and as few layers of each chunk as
+        possible, see `Strategy.checkpoint` [B].
     strategies : sequence of Strategy or Plan, optional
         What to choose from; for a DLRM, plans. By default all powers of two of ranks that divide
         the model; for a DLRM, all tables placed in one way of `perfkit.workloads.placement_kinds.KINDS`,
@@ -304,6 +307,8 @@ def explore(
 
     Notes
     -----
+    With `memory`, strategies that are too large also try to compute parts of their layers again, or
+    what lies between saved products, on the fewest layers of each chunk that make them fit.
     Times of a Transformer are closed forms, see `perfkit.prediction.strategies.price_strategies`.
     Of given strategies with stages all passes are run. So are those of a search that fit and take at
     most a quarter longer than the fastest, where closed forms are rough: stages are unlike, wait for
@@ -337,7 +342,16 @@ def explore(
     if isinstance(model, DLRM):
         priced = _price_dlrm(model, where, counts, strategies, execution, stack, capacity)
     else:
-        priced = _price_transformer(model, where, counts, strategies, execution, stack, capacity)
+        priced = _price_transformer(
+            model,
+            where,
+            counts,
+            strategies,
+            execution,
+            stack,
+            capacity,
+            tries_forms=memory is not None,
+        )
 
     # 2. Rank what fits.
     fits = (priced.needs <= capacity) & priced.fits_host
@@ -518,8 +532,11 @@ def _price_transformer(
     execution: str | None,
     stack: str | Stack | None,
     capacity: float,
+    *,
+    tries_forms: bool,
 ) -> _Priced:
-    """Price the strategies that were given, or those of `explore`."""
+    """Price the strategies that were given, or those of `explore`; of a search, `tries_forms` of
+    checkpoints where strategies do not fit without."""
     listed = Strategy.stack(given) if given else _list_strategies(model, where, counts)
     if stack is not None:
         software = find_stack(stack)
@@ -540,6 +557,8 @@ def _price_transformer(
     if not can.any():
         raise _refuse_ranks(counts)
     tried = listed.select(can)
+    if tries_forms and not given:
+        tried = _add_checkpoints(model, where, tried, execution, stack, capacity)
     ways = {}
     for name in (*_FIELDS, "ranks"):
         values = getattr(tried, name)
@@ -551,7 +570,7 @@ def _price_transformer(
         model, where, tried, execution, memory=capacity, near=near, stack=stack
     )
     names = [software.name for software in apply_stack(model, tried, execution, stack).stacks]
-    parts: dict[str, Array] = {"stack": np.broadcast_to(names, can.sum())}
+    parts: dict[str, Array] = {"stack": np.broadcast_to(names, len(tried.ranks))}
     parts |= {name: column for name, column in columns.items() if name not in HeldMemory._fields}
     return _Priced(
         ways=ways,
@@ -563,6 +582,27 @@ def _price_transformer(
         plans=(),
         given=[one for one, fit in zip(given or (), can, strict=bool(given)) if fit],
     )
+
+
+def _add_checkpoints(
+    model: Transformer,
+    where: Platform,
+    tried: Strategy,
+    execution: str | None,
+    stack: str | Stack | None,
+    capacity: float,
+) -> Strategy:
+    """The same with checkpoints of parts, by operation and of some layers, where strategies do not
+    fit without and are faster than those that do."""
+    columns = price_strategies(
+        model, where, tried, execution, memory=capacity, near=0.0, stack=stack
+    )
+    further = list_cheapest_checkpoints(
+        model, where, tried, columns["time"], columns["needs"], capacity, execution, stack
+    )
+    if further is None:
+        return tried
+    return join_strategies(tried, further)
 
 
 def _fit_hosts(where: Platform, tried: Strategy, on_host: Array) -> np.ndarray:

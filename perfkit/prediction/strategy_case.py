@@ -333,7 +333,7 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
         whole=whole,
         level_scale=np.broadcast_to(levels.scale, strategies_shape),
         level_spread=np.broadcast_to(levels.spread, strategies_shape),
-        as_megatron=_find_megatron(work.stacks, s),
+        as_megatron=find_megatron(work.stacks, s),
         offload=size_offload(model, s, sizes, platform),
     )
 
@@ -408,9 +408,22 @@ def _count_regions(platform: Platform, s: Strategy) -> Array:
     return np.minimum(filled, np.minimum(network.regions, s.pp))
 
 
-def _find_megatron(stacks: Sequence[Stack], s: Strategy) -> np.ndarray:
-    """Whether memory is held by the rules of Megatron-LM: where its software runs, and ranks share
-    more than the batch, but neither gradients nor weights."""
+def find_megatron(stacks: Sequence[Stack], s: Strategy) -> np.ndarray:
+    """Find out whose memory is held by the rules of Megatron-LM: where its software runs, and ranks
+    share more than the batch, but neither gradients nor weights.
+
+    Parameters
+    ----------
+    stacks : sequence of Stack
+        The software of each strategy, or one for all.
+    s : Strategy
+        Each field an array.
+
+    Returns
+    -------
+    are : array of bool
+        For each strategy.
+    """
     follows = np.array([stack.memory == "megatron" for stack in stacks])
     return np.asarray(follows & ~s.replicated & (s.zero < 2))
 

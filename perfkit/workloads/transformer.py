@@ -944,6 +944,31 @@ def _check_checkpoint(model: Transformer) -> bool | str:
     return checkpoint.name
 
 
+def can_compute_again(model: Transformer, name: str) -> bool:
+    """Find out whether layers have what a checkpoint computes again, see `check_checkpoint`.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    name : str
+        As `Strategy.checkpoint` names it.
+
+    Returns
+    -------
+    can : bool
+        False where `check_checkpoint` refuses it, and for ``selective`` of fused attention, which
+        keeps no scores.
+    """
+    if name == "selective" and model.attention not in UNFUSED:
+        return False
+    try:
+        check_checkpoint(model, name)
+    except ValueError:
+        return False
+    return True
+
+
 def check_checkpoint(model: Transformer, name: str) -> Checkpoint:
     """Find what layers compute again, and check that they have it.
 

@@ -1,0 +1,164 @@
+"""What to compute again under a budget of memory: forms of checkpoints that fit, of as few layers as
+possible."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+
+from perfkit.ground.units import Array
+from perfkit.models.checkpoints import EVERY_LAYER, recomputes
+from perfkit.platform.platform import Platform
+from perfkit.prediction.memory import WORKSPACE
+from perfkit.prediction.strategy_case import find_megatron, make_case
+from perfkit.prediction.strategy_memory import measure_strategies
+from perfkit.workloads.layer_kinds import has_unlike_layers
+from perfkit.workloads.stack import Stack, apply_stack
+from perfkit.workloads.strategy import Strategy, spread_chunks
+from perfkit.workloads.transformer import Transformer, can_compute_again
+
+#: Forms that are tried besides ``none``, of all layers or of some.
+_FORMS = ("per_op", "norms", "norms+activation", "mlp", "experts", "selective", "full")
+
+
+def list_cheapest_checkpoints(
+    model: Transformer,
+    platform: Platform,
+    tried: Strategy,
+    time: Array,
+    needs: Array,
+    memory: float,
+    execution: str | None,
+    stack: str | Stack | None,
+) -> Strategy | None:
+    """List checkpoints with which strategies fit that do not without: of each form, that of the
+    fewest layers.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    platform : Platform
+        GPUs.
+    tried : Strategy
+        Strategies that were priced; each field an array.
+    time, needs : array
+        Time of each [s], and memory of its fullest rank [B].
+    memory : float
+        What a rank may use [B].
+    execution, stack : optional
+        As `perfkit.explore` takes them.
+
+    Returns
+    -------
+    further : Strategy or None
+        Strategies that fit, with as few layers computed again as possible; None if there are none.
+
+    Notes
+    -----
+    A strategy that computes something again takes longer than one that computes nothing again.
+    Those that would then be slower than the fastest that fits are left out. The memory of k layers
+    falls with k, so that the least k that fits is found by halving.
+    """
+    fits = needs <= memory
+    fastest = time[fits].min() if fits.any() else np.inf
+    is_plain = np.equal(tried.checkpoint, "none") & np.equal(tried.checkpoint_layers, EVERY_LAYER)
+    plain = np.flatnonzero(is_plain & ~fits & (time < fastest))
+    forms = [form for form in _FORMS if can_compute_again(model, form)]
+    if not len(plain) or not forms:
+        return None
+    candidates = _list_whole(model, tried.select(plain), forms, execution, stack)
+    if candidates is None:
+        return None
+    least = _measure(model, platform, candidates, execution, stack)
+    if not (least <= memory).any():
+        return None
+    candidates = candidates.select(least <= memory)
+    return _find_fewest_layers(model, platform, candidates, memory, execution, stack)
+
+
+def _list_whole(
+    model: Transformer,
+    plain: Strategy,
+    forms: list[str],
+    execution: str | None,
+    stack: str | Stack | None,
+) -> Strategy | None:
+    """Strategies whose layers all compute something again, in each form that their software has."""
+    as_megatron = find_megatron(apply_stack(model, plain, execution, stack).stacks, plain)
+    count = len(plain.ranks)
+    chosen = []
+    names = []
+    for form in forms:
+        can = np.ones(count, dtype=bool)
+        if form == "per_op":
+            can = can & ~as_megatron
+        if recomputes(form, "experts"):
+            can = can & ~np.broadcast_to(plain.overlap_experts, count)
+        chosen.append(np.flatnonzero(can))
+        names.append(np.full(int(can.sum()), form))
+    rows = np.concatenate(chosen)
+    if not len(rows):
+        return None
+    return replace(plain.select(rows), checkpoint=np.concatenate(names))
+
+
+def _find_fewest_layers(
+    model: Transformer,
+    platform: Platform,
+    candidates: Strategy,
+    memory: float,
+    execution: str | None,
+    stack: str | Stack | None,
+) -> Strategy:
+    """The fewest layers of a chunk that must be computed again for strategies to fit that do so with
+    all layers, and do not with none."""
+    spread = spread_chunks(model.layers, candidates)
+    count = len(candidates.ranks)
+    longest = np.maximum(np.maximum(spread.even + 1, spread.of_ends), spread.first)
+    enough = np.broadcast_to(np.maximum(longest, spread.last), count).astype(np.int64)
+    too_few = np.zeros(count, dtype=np.int64)
+    if has_unlike_layers(model):
+        return candidates
+    while np.any(enough - too_few > 1):
+        middle = (enough + too_few) // 2
+        halved = replace(candidates, checkpoint_layers=middle)
+        fits = _measure(model, platform, halved, execution, stack) <= memory
+        is_open = enough - too_few > 1
+        enough = np.where(is_open & fits, middle, enough)
+        too_few = np.where(is_open & ~fits, middle, too_few)
+    return replace(candidates, checkpoint_layers=enough).settle_checkpoints(model.layers)
+
+
+def _measure(
+    model: Transformer,
+    platform: Platform,
+    strategies: Strategy,
+    execution: str | None,
+    stack: str | Stack | None,
+) -> Array:
+    """Memory of the fullest rank of each strategy [B]."""
+    case = make_case(platform, apply_stack(model, strategies, execution, stack))
+    return np.asarray(measure_strategies(case).total + WORKSPACE)
+
+
+def join_strategies(one: Strategy, other: Strategy) -> Strategy:
+    """Join two records of many strategies.
+
+    Parameters
+    ----------
+    one, other : Strategy
+        Each field an array, or a value that all have.
+
+    Returns
+    -------
+    joined : Strategy
+        Those of `one`, and then those of `other`.
+    """
+    columns = {}
+    for field in fields(Strategy):
+        parts = []
+        for strategies in (one, other):
+            value = getattr(strategies, field.name)
+            parts.append(np.broadcast_to(value, len(strategies.ranks)))
+        columns[field.name] = np.concatenate(parts)
+    return Strategy(**columns)
