@@ -69,7 +69,7 @@ NAMED_ALIKE = {
     *("attention", "dtype", "mixed", "checkpoint", "checkpoint_layers", "dropout"),
     *("optimizer", "fused"),
     *("overlap", "parallel", "reduce_dtype", "fused_accumulation"),
-    *("vocabulary_multiple", "keeps_fp8", "fp8_recipe", "loss_chunks"),
+    *("vocabulary_multiple", "keeps_fp8", "fp8_recipe", "fp8_gathers", "loss_chunks"),
     *("lora_rank", "lora_modules"),
     "optimizer_in_backward",
     *("qk_norm", "experts", "top_k", "capacity", "imbalance", "fused_permutation"),

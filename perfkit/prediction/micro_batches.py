@@ -253,12 +253,14 @@ def reorders_tokens(model: Transformer, s: Strategy) -> np.ndarray:
 
 class MicroBatch(NamedTuple):
     """What a rank does, as it is executed and as it was recorded, and by region the numbers of its
-    weights, and those of them that are trained [-]."""
+    weights, those of them that are trained, and those that a gather of all of them sends, see
+    `perfkit.workloads.blocks.RecordedPart` [-]."""
 
     graph: Graph
     recorded: Graph
     weights: ByRegion[Array]
     trained: ByRegion[Array]
+    sent: ByRegion[Array]
 
 
 class PhaseTimes(NamedTuple):
@@ -288,8 +290,9 @@ class RegionTimes(NamedTuple):
         Sums of its gradients with those of earlier micro-batches [s].
     casts_once : Work
         Casts of its weights to fp8 for all micro-batches, which are not part of its passes [s].
-    weights, trained : array
-        Numbers of its weights on a rank, and those of them that are trained [-].
+    weights, trained, sent : array
+        Numbers of its weights on a rank, those of them that are trained, and those that a gather of all
+        of them sends, in the format of layers [-].
     saved : array
         Activations of the forward pass that its backward pass reads [B].
     """
@@ -300,6 +303,7 @@ class RegionTimes(NamedTuple):
     casts_once: Work
     weights: Array
     trained: Array
+    sent: Array
     saved: Array
 
 
@@ -634,6 +638,25 @@ def _find_recorded(s: Strategy) -> str:
     return str(name)
 
 
+def gathers_fp8(model: Transformer, s: Strategy) -> Any:
+    """Find the strategies that gather the weights of products in fp8 in this format.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    gathers : bool or array
+        False where nothing is gathered, and where there are buffers, as those of Megatron-LM.
+    """
+    shares = np.greater(s.zero, 0) & np.logical_not(s.buffers)
+    return shares & (model.fp8_gathers and model.dtype == "fp8")
+
+
 def record_micro_batch(
     model: Transformer, s: Strategy, execution: str | None, *, pads_products: bool = True
 ) -> MicroBatch:
@@ -680,6 +703,7 @@ def record_micro_batch(
         exchange=exchange,
         fuses_sums=bool(np.all(fuses_sums(model, s))),
         keeps_fp8=bool(np.all(keeps_fp8(model, s))),
+        gathers_fp8=bool(np.all(gathers_fp8(model, s))),
         has_buffers=bool(np.all(s.buffers)),
     )
     if execution == "compiled":
@@ -691,7 +715,9 @@ def record_micro_batch(
     def spread(weights: RegionWeights) -> ByRegion[Array]:
         return ByRegion(*(np.broadcast_to(of_region, len(batch)) for of_region in weights))
 
-    return MicroBatch(executed, part.graph, spread(part.weights), spread(part.trained))
+    return MicroBatch(
+        executed, part.graph, spread(part.weights), spread(part.trained), spread(part.sent)
+    )
 
 
 def _put_odd_first(odd: int, sizes: Any) -> Array:
@@ -779,7 +805,7 @@ def price_micro_batch(
     if micro_batch.recorded.execution != graph.execution:
         lives_before = list_lives(micro_batch.recorded)
     saved = find_saved(lives_before)
-    weights, trained = micro_batch.weights, micro_batch.trained
+    weights, trained, sent = micro_batch.weights, micro_batch.trained, micro_batch.sent
     all_trained = trained.embeddings + trained.layer + trained.head
     recomputed = "attention" in find_checkpoint(_find_recorded(s)).parts
     weight_casts = _time_with_weights(rows, rows.modules == "exchange.narrow", all_trained)
@@ -787,10 +813,15 @@ def price_micro_batch(
     end_casts = (trained.embeddings + trained.head) * weight_casts.device
     times = MicroBatchTimes(
         embeddings=_time_region(
-            rows, "embeddings", weights.embeddings, trained.embeddings, saved.embeddings
+            rows,
+            "embeddings",
+            weights.embeddings,
+            trained.embeddings,
+            sent.embeddings,
+            saved.embeddings,
         ),
-        layer=_time_region(rows, "layers", weights.layer, trained.layer, saved.layer),
-        head=_time_region(rows, "head", weights.head, trained.head, saved.head),
+        layer=_time_region(rows, "layers", weights.layer, trained.layer, sent.layer, saved.layer),
+        head=_time_region(rows, "head", weights.head, trained.head, sent.head, saved.head),
         attention=_time_attention(rows, recomputed),
         weight_gradients=_time_weight_gradients(rows),
         update=_time_update(rows, trained, model.layers),
@@ -919,7 +950,7 @@ def _list_rows_of_pass(graph: Graph, phase: str, *, without_weights: bool) -> np
 
 
 def _time_region(
-    rows: _Rows, region: str, weights: Array, trained: Array, saved: Array
+    rows: _Rows, region: str, weights: Array, trained: Array, sent: Array, saved: Array
 ) -> RegionTimes:
     """Both passes through a region, and the sums of its gradients."""
     of_region = rows.find_region(region)
@@ -943,6 +974,7 @@ def _time_region(
         casts_once=Work(rows.add_device(casts), rows.hosts.operations[casts].sum()),
         weights=weights,
         trained=trained,
+        sent=sent,
         saved=saved,
     )
 

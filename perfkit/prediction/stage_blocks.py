@@ -77,8 +77,9 @@ class KindOfPass:
     ----------
     sizes : Sizes
         Sizes of a micro-batch and its messages.
-    weights, trained : dict of str to float
-        Numbers of the weights of each region on a rank, and those of them that are trained [-].
+    weights, trained, sent : dict of str to float
+        Numbers of the weights of each region on a rank, those of them that are trained, and those that
+        a gather of all of them sends [-].
     all_trained : float
         Trained numbers of all regions [-].
     passes : dict of (str, str, bool) to Block
@@ -118,9 +119,11 @@ class KindOfPass:
             self.dispatched = float(sent[0])
         self.weights = {}
         self.trained = {}
+        self.sent = {}
         for position, region in enumerate(REGIONS):
             self.weights[region] = float(micro_batch.weights[position][-1])
             self.trained[region] = float(micro_batch.trained[position][-1])
+            self.sent[region] = float(micro_batch.sent[position][-1])
         self.all_trained = sum(self.trained.values())
         self.scattered = bool(s.scattered)
         self.micro_batches = int(self.sizes.micro)

@@ -176,6 +176,10 @@ class _StageMaker:
         """Numbers of the weights of a unit [-]."""
         return self.find_kind(unit).weights[unit.region]
 
+    def count_sent(self, unit: Unit) -> float:
+        """Numbers that a gather of the weights of a unit sends, in the format of layers [-]."""
+        return self.find_kind(unit).sent[unit.region]
+
     def count_trained(self, unit: Unit) -> float:
         """Trained numbers of a unit [-]."""
         return self.find_kind(unit).trained[unit.region]
@@ -199,12 +203,12 @@ class _StageMaker:
     def gather_weights(self, program: Program, unit: Unit, phase: str) -> list[int]:
         """Gather the weights of a unit before a pass; return the numbers of the messages."""
         experts = self.count_experts(unit)
-        others = self.count_weights(unit) - experts
+        others = self.count_sent(unit) - experts
         messages = [
             _UnitMessage("all_gather", others, self.owners, Communicator.REPLICAS),
             _UnitMessage("all_gather", experts, self.sharers, Communicator.ROUTED),
         ]
-        copied = self.count_weights(unit) * float(self.sizes.gathered)
+        copied = self.count_sent(unit) * float(self.sizes.gathered)
         self.copy_unit(program, unit, phase, copied, copies=1)
         nbytes = float(self.offload.shard) * self.count_shard(unit)
         copies = self.copy_shard(program, unit, phase, FROM_HOST, nbytes)

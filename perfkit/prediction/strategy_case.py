@@ -24,6 +24,7 @@ from perfkit.prediction.micro_batches import (
     add_gradient_sums,
     compute_attention_again,
     fuses_sums,
+    gathers_fp8,
     keeps_fp8,
     name_recorded,
     price_micro_batch,
@@ -523,6 +524,7 @@ def _number_structures(model: Transformer, s: Strategy, pads: np.ndarray) -> np.
         s.replicated,
         fuses_sums(model, s),
         keeps_fp8(model, s),
+        gathers_fp8(model, s),
         s.buffers,
         pads,
     ]

@@ -394,7 +394,7 @@ def _hold_gathered(case: Case, software: _Software, stage: _Stage) -> _Gathered:
     embeddings is among the last weights that its backward pass reads.
     """
     model, s, sizes, weights = case.model, case.s, case.sizes, stage.weights
-    layer, ends = sizes.itemsize * weights.held.layer, sizes.itemsize * weights.held.ends
+    layer, ends = sizes.itemsize * case.times.layer.sent, sizes.itemsize * weights.held.ends
     all_layers = stage.layers * layer
     gathers = (s.zero > 0) & ~software.whole_buffers
     once = gathers & (s.zero < 3)
@@ -797,7 +797,7 @@ def _count_scores(case: Case) -> Array:
 def _hold_messages(case: Case, software: _Software, stage: _Stage) -> Array:
     """What collectives and messages of stages hold through an iteration [B]."""
     s, sizes, weights = case.s, case.sizes, stage.weights
-    layer, ends = sizes.itemsize * weights.held.layer, sizes.itemsize * weights.held.ends
+    layer, ends = sizes.itemsize * case.times.layer.sent, sizes.itemsize * weights.held.ends
     # the stream that gathers holds two units at once, and shards that were cast for one
     casts = np.where(sizes.wide > sizes.itemsize, np.maximum(ends, layer) / weights.owners, 0.0)
     two_layers = np.where(stage.layers > 1, 2.0 * layer, 0.0)

@@ -141,9 +141,9 @@ def price_replica_messages(case: Case) -> ReplicaMessages:
     shared = np.where(s.zero > 0, owners, 1)
     in_group = owners // shared
     groups = s.dp * s.cp // owners
-    weights = case.times.list_by_region(lambda region: region.weights)
+    sent = case.times.list_by_region(lambda region: region.sent)
     trained = case.times.list_by_region(lambda region: region.trained)
-    gathers = _send(case, "all_gather", weights, sizes.itemsize, shared)
+    gathers = _send(case, "all_gather", sent, sizes.itemsize, shared)
     reductions = np.zeros_like(gathers)
     if np.any(shared > 1):
         reductions = reductions + _send(case, "reduce_scatter", trained, sizes.summed, shared)
@@ -262,7 +262,7 @@ def list_exchange(
     # whole gradients are unpacked once more
     reduce = packing * sizes.reduced * np.where(s.zero > 0, 1.0, 2.0)
     reordered = gather * sizes.reordered
-    weights = case.times.list_by_region(lambda region: region.weights)
+    sent = case.times.list_by_region(lambda region: region.sent)
     trained = case.times.list_by_region(lambda region: region.trained)
     forward = _list_kernels(case, parts, parts.passes.forward)
     backward = _list_kernels(case, parts, parts.passes.backward)
@@ -279,7 +279,7 @@ def list_exchange(
         forward=forward,
         backward=backward,
         delayed=case.times.weight_gradients.device,
-        gather_copies=_copy_units(weights, gather, reordered),
+        gather_copies=_copy_units(sent, gather, reordered),
         reduce_copies=_copy_units(trained, reduce, reordered),
         gathers=messages.gathers,
         reductions=messages.reductions,

@@ -73,6 +73,7 @@ _BUILT = {
     "vocabulary_multiple": 1,
     "keeps_fp8": False,
     "fp8_recipe": "",
+    "fp8_gathers": False,
     "loss_chunks": 1,
     "mlps": None,
     "separate_exchange": False,

@@ -288,14 +288,19 @@ class FSDPUnits:
             weight.shard = tape.tensor(*shape, itemsize=self.itemsize)
             weight.group = None
         parts = [weight.stored for weight in weights]
-        count = sum(part.numel for part in parts)
-        narrow, whole = tape.tensor(count), tape.tensor(count * self.ranks)
+        has_fp8 = any(weight.in_fp8 for weight in weights)
+        width = 1 if has_fp8 else tape.itemsize  # bytes are sent where formats differ
+        count = 0
+        for weight, part in zip(weights, parts, strict=True):
+            count = count + part.numel * (1 if weight.in_fp8 else tape.itemsize // width)
+        narrow = tape.tensor(count, itemsize=width)
+        whole = tape.tensor(count * self.ranks, itemsize=width)
         self.buffers[layer] = whole
         part_of_rank = whole.view(count)
         tape.layer = owner
         if tape.phase == "forward":
             tape.bare += 5
-        if self.itemsize != tape.itemsize:
+        if self.itemsize != tape.itemsize or has_fp8:
             tape.copy("_foreach_copy_", parts, [narrow], "copy_", rows=1)
             parts = [narrow]
         tape.copy("all_gather_copy_in", parts, [part_of_rank], "copy_", rows=1)
@@ -314,10 +319,14 @@ class FSDPUnits:
         tape.bare += len(weights) + 3 if tape.phase == "forward" else 2
         rows = self.ranks * len(weights)
         parts = self.list_by_rank(weights)
+        for place, weight in enumerate(weights):
+            if weight.in_fp8 and parts[place] is weight:
+                parts[place] = tape.view_in_fp8(weight)
         sizes = OperationSizes(elements=whole.numel, rows=rows)
         tape.emit("split_with_sizes_copy", "copy", [whole], parts, sizes, variant="cat")
         for part, weight in zip(parts, weights, strict=True):
-            self.reorder(part, weight)
+            if not weight.in_fp8:
+                self.reorder(part, weight)
         if ahead is not None and ahead in self.weights:
             self.launch(ahead, 0 if layer is None else layer)
 
@@ -468,13 +477,15 @@ class RecordedPart(NamedTuple):
     ----------
     graph : Graph
         Its operations, see `record_part`.
-    weights, trained : RegionWeights
-        Numbers of the weights of each region, and those of them that are trained.
+    weights, trained, sent : RegionWeights
+        Numbers of the weights of each region, those of them that are trained, and as many as a
+        message of all of them has bytes for in the format of layers.
     """
 
     graph: Graph
     weights: RegionWeights
     trained: RegionWeights
+    sent: RegionWeights
 
 
 def record_part(
@@ -485,6 +496,7 @@ def record_part(
     exchange: str = "shards",
     fuses_sums: bool = False,
     keeps_fp8: bool = False,
+    gathers_fp8: bool = False,
     has_buffers: bool = False,
 ) -> RecordedPart:
     """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of
@@ -510,6 +522,8 @@ def record_part(
     keeps_fp8 : bool, optional
         Whether weights are cast to fp8 for all micro-batches at once; these casts are operations
         `perfkit.workloads.operations.CAST_ONCE` of the forward pass.
+    gathers_fp8 : bool, optional
+        Whether ranks gather the weights of products in fp8 in this format.
     has_buffers : bool, optional
         Whether sums are kept in the format in which ranks reduce them.
 
@@ -538,6 +552,7 @@ def record_part(
     tape = Tape(ITEMSIZE.get(model.dtype, 2), mixed=autocast)
     tape.fuses_sums = fuses_sums
     tape.keeps_fp8, tape.fp8_recipe = keeps_fp8, model.fp8_recipe
+    tape.gathers_fp8 = gathers_fp8
     record_forward(tape, model, share, 1, nullcontext)
     weights = _count_by_region(tape)
     trained = _count_by_region(tape, trained_alone=True)
@@ -578,7 +593,14 @@ def record_part(
         columns=columns,
         buffers=tuple(buffers),
     )
-    return RecordedPart(graph, weights, trained)
+    return RecordedPart(graph, weights, trained, _count_sent(tape, weights))
+
+
+def _count_sent(tape: Tape, weights: RegionWeights) -> RegionWeights:
+    """Numbers in the format of layers that are as many bytes as the weights that ranks gather: of
+    those in fp8 as many as bytes."""
+    in_fp8 = sum(weight.numel for weight in tape.weights if weight.in_fp8)
+    return weights._replace(layer=weights.layer - in_fp8 * (1.0 - 1.0 / tape.itemsize))
 
 
 def _count_by_region(tape: Tape, *, trained_alone: bool = False) -> RegionWeights:

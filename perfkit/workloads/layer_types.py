@@ -183,7 +183,8 @@ class LinearFp8(Layer):
 
     As in Transformer Engine, operands are cast: operand and weight forward, `dy` backward, with known
     scales (`_to_copy`) or as the recipe of the tape says (`cast_scaled`), which may cast all three
-    once more in the backward pass. That has a `_scaled_mm` for each gradient.
+    once more in the backward pass. That has a `_scaled_mm` for each gradient. A weight that ranks
+    gather in fp8 is not cast.
     """
 
     backward_views = 1  # the weight, transposed
@@ -193,8 +194,13 @@ class LinearFp8(Layer):
         self.x, self.weight, self.bias = x, weight, bias
         y = tape.tensor(*x.shape[:-1], weight.shape[0], itemsize=x.itemsize)
         self.x_fp8 = tape.cast_to_fp8(x)
-        self.weight_fp8 = tape.cast_to_fp8(weight)
-        tape.product("_scaled_mm", NT, self.x_fp8.along, self.weight_fp8.along, y, bias=bias)
+        if tape.gathers_fp8 and isinstance(weight, Weight):
+            weight.in_fp8 = True
+            weight_along = tape.view_in_fp8(weight)
+        else:
+            self.weight_fp8 = tape.cast_to_fp8(weight)
+            weight_along = self.weight_fp8.along
+        tape.product("_scaled_mm", NT, self.x_fp8.along, weight_along, y, bias=bias)
         return y
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
@@ -204,7 +210,10 @@ class LinearFp8(Layer):
         dw = tape.like(self.weight) if total is None else total
         dy_fp8 = tape.cast_to_fp8(dy)
         if self.x.needs_gradient:
-            weight_across = tape.cast_across(self.weight_fp8)
+            if tape.gathers_fp8 and isinstance(self.weight, Weight):
+                weight_across = tape.view_in_fp8(self.weight)  # it may be gathered again
+            else:
+                weight_across = tape.cast_across(self.weight_fp8)
             tape.product("_scaled_mm", NN, dy_fp8.along, weight_across, dx)
         if self.weight.needs_gradient:
             dy_across = tape.cast_across(dy_fp8)

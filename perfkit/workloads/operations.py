@@ -88,6 +88,8 @@ class Weight(Tensor):
         The copy that autocast has made for products of this micro-batch.
     fp8 : Fp8Operand, optional
         The copies in fp8 for products of all micro-batches, see `perfkit.workloads.fp8`.
+    in_fp8 : bool
+        Whether ranks gather it in fp8, for products that take it so.
     due : int
         Gradients that are still to arrive in this micro-batch [-].
     """
@@ -101,6 +103,7 @@ class Weight(Tensor):
     row_update: OperationSizes | None = None
     narrow: Tensor | None = None
     fp8: Any = None
+    in_fp8: bool = False
     due: int = 0
 
     @property

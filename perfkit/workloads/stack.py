@@ -44,8 +44,8 @@ _SWITCHES = (
     "runs_fp8",
 )
 _COUNTS = ("zero", "most_zero", "vocabulary_multiple", "loss_chunks")
-#: Facts that are stated and not priced: they change no prediction.
-UNPRICED = ("fp8_gathers",)
+#: Facts that are stated and not priced whatever the others are: they change no prediction.
+UNPRICED: tuple[str, ...] = ()
 #: Facts that change predictions of Transformers alone; those of a DLRM follow the others.
 _OF_TRANSFORMERS = (
     "mixed",
@@ -55,6 +55,7 @@ _OF_TRANSFORMERS = (
     "attention",
     "fp8_recipe",
     "loss_chunks",
+    "fp8_gathers",
     "keeps_fp8",
     "overlaps_tensor",
     "overlaps_experts",
@@ -75,8 +76,9 @@ class Stack:
     ``zero=0`` runs with 3. To state it, override the fact: ``replace(find_stack("fsdp"), zero=0)``.
     The name stays, with which platforms keep levels.
 
-    `fp8_gathers` is stated and not priced: it changes no prediction, and one whose stack was stated
-    with another value of it says so in its warnings.
+    `fp8_gathers` of software with buffers and `graphs` of compiled code are stated and not priced:
+    they change no prediction, and one whose stack was stated with another value of them says so in
+    its warnings.
     Of a DLRM only `execution`, `graphs` and `pads_products` are priced.
 
     Parameters
@@ -106,7 +108,9 @@ class Stack:
     keeps_fp8 : bool
         Whether weights are cast to fp8 once in an iteration, not for each micro-batch.
     fp8_gathers : bool
-        Whether sharded weights are gathered in fp8. Not priced: they are gathered in bf16.
+        Whether sharded weights of products in fp8 are gathered in this format, so that each rank casts
+        its own shards alone; those of experts, embeddings and head are gathered as they are. Not
+        priced where `buffers` hold gradients, as with Megatron-LM.
     overlaps_tensor : bool
         Whether messages among ranks that share products overlap with these, as with
         `Strategy.tiled`.
@@ -511,6 +515,7 @@ def _state_facts(stack: Stack, model: Transformer, zero: int, execution: str | N
         vocabulary_multiple=model.vocabulary_multiple,
         fp8_recipe=model.fp8_recipe or stack.fp8_recipe,
         loss_chunks=model.loss_chunks,
+        fp8_gathers=model.fp8_gathers,
     )
 
 
@@ -528,6 +533,8 @@ def _override_facts(stack: Stack, model: Transformer, strategy: Strategy | None)
         facts["vocabulary_multiple"] = model.vocabulary_multiple
     if model.fp8_recipe:
         facts["fp8_recipe"] = model.fp8_recipe
+    if model.fp8_gathers:
+        facts["fp8_gathers"] = True
     if model.loss_chunks != 1:
         facts["loss_chunks"] = model.loss_chunks
     zero = _find_zero(model, strategy)
@@ -576,12 +583,14 @@ def note_unpriced(workload: Any, stack: Stack) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> stack = replace(find_stack("torchtitan"), fp8_gathers=True)
+    >>> stack = replace(find_stack("megatron-te"), fp8_gathers=True)
     >>> note_unpriced(Transformer.gpt2(batch=8), stack)
-    ("stack 'torchtitan': fp8_gathers is stated and not priced, the time is that without it",)
+    ("stack 'megatron-te': fp8_gathers is stated and not priced, the time is that without it",)
     """
     known = STACKS.get(stack.name, Stack(stack.name))
     names = [name for name in UNPRICED if getattr(stack, name) != getattr(known, name)]
+    if stack.fp8_gathers and stack.buffers:
+        names.append("fp8_gathers")
     if stack.graphs and not known.graphs and stack.execution == "compiled":
         names.append("graphs")
     if isinstance(workload, DLRM):
@@ -816,6 +825,8 @@ def apply_facts(model: Transformer, stack: Stack) -> Transformer:
         facts["keeps_fp8"] = True
     if model.loss_chunks == 1 and stack.loss_chunks > 1:
         facts["loss_chunks"] = stack.loss_chunks
+    if stack.fp8_gathers and not stack.buffers and model.dtype == "fp8":
+        facts["fp8_gathers"] = True
     if stack.fp8_recipe and model.dtype == "fp8" and not model.fp8_recipe:
         facts["fp8_recipe"] = stack.fp8_recipe
     if model.vocabulary_multiple == 1:

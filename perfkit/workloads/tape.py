@@ -204,6 +204,8 @@ class Tape:
         self.keeps_fp8 = False
         #: What of an operand in fp8 has a scale of its own, one of `perfkit.workloads.fp8.RECIPES`.
         self.fp8_recipe = ""
+        #: Whether ranks gather the weights of products in fp8 in this format.
+        self.gathers_fp8 = False
         self.pieces: list[Piece] = []
 
     def tensor(self, *shape: Any, itemsize: int = 0, needs_gradient: bool = False) -> Tensor:
@@ -277,6 +279,7 @@ class Tape:
                 weight.shape, weight.itemsize, weight.layer, trained=weight.needs_gradient
             )
             adopted.module = weight.module
+            adopted.in_fp8 = weight.in_fp8
             self.weights.append(adopted)
 
     def _make_weight(
@@ -586,6 +589,21 @@ class Tape:
             tensor.fp8 = operand
         operand = tensor.fp8
         return operand
+
+    def view_in_fp8(self, weight: Weight) -> Tensor:
+        """The numbers of a weight that ranks have gathered in fp8.
+
+        Parameters
+        ----------
+        weight : Weight
+            The weight.
+
+        Returns
+        -------
+        numbers : Tensor
+            What is stored of it now, of 1 B each.
+        """
+        return Tensor(weight.storage, weight.shape, 1, layer=weight.layer)
 
     def cast_across(self, operand: Fp8Operand) -> Tensor:
         """The copy of an operand in fp8 for products that sum over its rows; it is cast once more if

@@ -104,6 +104,7 @@ _SWITCHES = (
     "fused_accumulation",
     "fused_permutation",
     "keeps_fp8",
+    "fp8_gathers",
 )
 
 
@@ -291,6 +292,9 @@ class Transformer:
         of ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``gate_proj``, ``up_proj``,
         ``down_proj``. Where queries, keys and values are one product, as in GPT-2, it gets one
         adapter.
+    fp8_gathers : bool
+        Whether ranks gather the weights of products in fp8 in this format, and cast their own shards
+        alone, as torchao's `enable_fsdp_float8_all_gather`; those of experts are gathered as they are.
     loss_chunks : int
         Pieces of tokens in which the cross entropy of a causal model is computed, with its gradients:
         the logits of one piece live at a time, as with Liger's fused linear cross entropy [-].
@@ -369,6 +373,7 @@ class Transformer:
     fused_accumulation: bool = False
     keeps_fp8: bool = False
     fp8_recipe: str = ""
+    fp8_gathers: bool = False
     lora_rank: int = 0
     lora_modules: str | Sequence[str] = "all-linear"
     loss_chunks: int = 1
@@ -422,6 +427,12 @@ class Transformer:
             check_choice(key, getattr(self, key), names)
         self._check_experts()
         _check_recipe(self.fp8_recipe, self.dtype)
+        recipe = RECIPES[self.fp8_recipe]
+        if self.fp8_gathers and (recipe.casts_again or recipe.cast.copies > 1):
+            raise ValueError(
+                f"fp8_gathers is True and fp8_recipe {self.fp8_recipe!r}, whose scales differ along the two "
+                "sides of a weight; take 'tensorwise' or 'delayed'"
+            )
         self._check_latent_attention()
         if self.loss_chunks > 1 and (not self.causal or self.head_bias or self.scaled_logits):
             raise ValueError(
@@ -1064,6 +1075,7 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
     open_unit: Any = nullcontext
     if sharded:
         probe = Tape(itemsize, mixed=autocast, overlap=overlap)
+        probe.gathers_fp8 = tape.gathers_fp8 = model.fp8_gathers and model.dtype == "fp8"
         record_forward(probe, model, share, most, nullcontext)
         wide = 4 if model.mixed else tape.itemsize
         summed = ITEMSIZE.get(model.reduce_dtype, wide)
