@@ -373,9 +373,9 @@ class Transformer:
     fused_accumulation: bool = False
     keeps_fp8: bool = False
     fp8_recipe: str = ""
-    fp8_gathers: bool = False
     lora_rank: int = 0
     lora_modules: str | Sequence[str] = "all-linear"
+    fp8_gathers: bool = False
     loss_chunks: int = 1
     vocabulary_multiple: int = 1
     family: str = field(default="transformer", repr=False)
