@@ -472,8 +472,10 @@ class Graph(Tabular):
 
     @property
     def updates_in_backward(self) -> bool:
-        """Whether hooks update weights inside of the backward pass."""
-        phases = np.array([label.phase for label in self.labels])
+        """Whether hooks update weights inside of the backward pass. What replicas exchange is recorded
+        behind the update, and is no part of that pass."""
+        of_pass = [label for label in self.labels if not label.module.startswith("exchange")]
+        phases = np.array([label.phase for label in of_pass])
         backward = np.flatnonzero(phases == "backward")
         return len(backward) > 0 and bool((phases[: backward[-1]] == "update").any())
 
