@@ -459,3 +459,16 @@ def test_8_bit_states_update_no_single_rows_and_have_no_fused_kernel() -> None:
         from perfkit.recording.modules import make_optimizer
 
         make_optimizer("adamw_8bit", [])
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_strategies_call_a_kernel_for_each_8_bit_weight_too(zero: int) -> None:
+    """Closed forms repeat the calls of the weights of one layer for all layers."""
+    model = pk.Transformer.preset(
+        "llama-2-7b", batch=8, sequence=512, layers=16, dtype="bf16", optimizer="adamw_8bit"
+    )
+    strategy = pk.Strategy(dp=8, zero=zero)
+    one = pk.predict(model, "h100-sxm-8", strategy=strategy)
+    table = pk.explore(model, "h100-sxm-8", strategies=[strategy]).table()
+    assert table["time"][0] == pytest.approx(one.time, rel=0.004)
+    assert table["needs"][0] == pytest.approx(one.memory().total, rel=0.002)

@@ -174,6 +174,11 @@ class Optimizer:
             operations.append(listed)
         return tuple(operations)
 
+    @property
+    def updates_one_by_one(self) -> bool:
+        """Whether a kernel updates a single weight, also where PyTorch works on lists."""
+        return any(operation.one_weight_each for operation in self.update)
+
     def find_itemsize(self, operand: str, itemsize: float) -> float:
         """Bytes of a number of an operand of an update.
 

@@ -12,6 +12,7 @@ from perfkit.ground.units import Array
 from perfkit.models.checkpoints import EVERY_LAYER, find_checkpoint, recomputes
 from perfkit.models.experts import busiest_rank
 from perfkit.models.offload import HOST_WORK
+from perfkit.models.optimizers import find_optimizer
 from perfkit.models.partitions import time_beside
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import (
@@ -824,7 +825,7 @@ def price_micro_batch(
         head=_time_region(rows, "head", weights.head, trained.head, sent.head, saved.head),
         attention=_time_attention(rows, recomputed),
         weight_gradients=_time_weight_gradients(rows),
-        update=_time_update(rows, trained, model.layers),
+        update=_time_update(rows, model, trained),
         weight_casts=weight_casts,
         packing=rows.add_device(rows.modules == "exchange.whole") / all_trained,
         layer_copies=_time_unit(rows, "layers", ("layers",), layer_casts),
@@ -1031,13 +1032,21 @@ def _time_with_weights(rows: _Rows, chosen: np.ndarray, weights: Array) -> Weigh
     return WeightWork(rows.add_device(chosen) / weights, rows.hosts.operations[chosen].sum())
 
 
-def _time_update(rows: _Rows, trained: ByRegion[Array], layers: int) -> WeightWork:
-    """Time of the update for each trained number, and of its calls: of weights that have optimizers of
-    their own, those of all layers."""
+def _time_update(rows: _Rows, model: Transformer, trained: ByRegion[Array]) -> WeightWork:
+    """Time of the update for each trained number, and of its calls: of weights that have optimizers or
+    kernels of their own, those of all layers."""
+    layers = model.layers
     ends = trained.embeddings + trained.head
     in_layer = rows.modules == "update.layers"
     if not in_layer.any():
-        return _time_with_weights(rows, _find_update(rows), ends + trained.layer)
+        update = _time_with_weights(rows, _find_update(rows), ends + trained.layer)
+        if not find_optimizer(model.optimizer).updates_one_by_one:
+            return update
+        # each weight has a sum of gradients
+        sums = rows.are_sums & (rows.phases == "backward")
+        of_layer = (sums & rows.find_region("layers")).sum()
+        more = (sums.sum() + (layers - 1) * of_layer) / max(sums.sum(), 1)
+        return update._replace(host=more * update.host)
     in_ends = rows.modules == "update.ends"
     device = layers * rows.add_device(in_layer) + rows.add_device(in_ends)
     host = layers * rows.hosts.operations[in_layer].sum() + rows.hosts.operations[in_ends].sum()
