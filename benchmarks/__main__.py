@@ -152,6 +152,7 @@ def _list_arguments(
         "gpu_iterations",
         "mlperf_dlrm",
         "regions",
+        "offload",
         "dlrm_strategies",
     ):
         yield name, []

@@ -164,6 +164,7 @@ SAVED = [
     "gpu_iterations",
     "mlperf_dlrm",
     "regions",
+    "offload",
     "dlrm_strategies",
 ]
 SAVED += ["sharding_study", "sharding_study", "left_out"]

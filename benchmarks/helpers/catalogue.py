@@ -420,6 +420,15 @@ BENCHMARKS = (
         "Slow links between stages and replicas",
     ),
     Benchmark(
+        "offload",
+        "How far off are published steps that offload to the memory of the host?",
+        "",
+        2,
+        (),
+        _ACCURACY,
+        "Offload to the host",
+    ),
+    Benchmark(
         "dlrm_strategies",
         "Does perfkit put strategies for the MLPs of large DLRMs in the order in which MAD-Max puts them?",
         "",

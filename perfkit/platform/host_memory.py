@@ -27,7 +27,7 @@ from perfkit.platform.whatif import derive
 #: 12.36 of 16, 25.13 of 32 and 55.36 of 64 GB/s [-]; docs/formulas.md, table 11.1.
 PCIE_SHARES = {1.6e10: 0.772, 3.2e10: 0.785, 6.4e10: 0.865}
 #: Spread of the time of a copy, and of an update of the host [-]; docs/formulas.md, table 11.2.
-SIGMA_COPY, SIGMA_UPDATE = 0.1, 0.3
+SIGMA_COPY, SIGMA_UPDATE = 0.1, 0.7
 P = TypeVar("P", bound=Machine)  # a platform
 
 

@@ -1,0 +1,180 @@
+"""Offload to the memory of the host: published steps beside predictions.
+
+    python -m benchmarks.offload
+
+Steps of fairseq, Megatron-Bridge, DeepSpeed and ZeRO-Offload
+(reference_data/published/offload_steps.csv, each with its source). Nothing was fitted to them:
+links, bandwidths of hosts and the speed of an update on the host come from measurements of their
+own (docs/formulas.md, tables 11.1 and 11.2). Where the same source has the step without offload,
+the time that offload adds is judged, so that the errors of that step do not count; else the step.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from benchmarks.helpers.command import command
+from benchmarks.helpers.errors import judge, widen
+from benchmarks.helpers.files import read_csv
+from benchmarks.helpers.tables import lay_out
+from perfkit.ground.files import find_reference
+from perfkit.platform.estimates import find_interval, keep_quiet
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
+from perfkit.prediction.strategies import price_strategies
+from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.transformer import Transformer
+
+
+class Case(NamedTuple):
+    """What a published row ran.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where.
+    model : Transformer
+        The model.
+    strategy : Strategy
+        How, without offload.
+    stack : str or None
+        The software.
+    """
+
+    platform: Platform
+    model: Transformer
+    strategy: Strategy
+    stack: str | None
+
+
+def make_case(row: str) -> Case:
+    """What a row ran."""
+    if row.startswith("fairseq"):
+        ranks = int(row.rpartition("-")[2])
+        model = Transformer.preset(
+            "gpt3-13b",
+            batch=8 * ranks,
+            sequence=2048,
+            dtype="fp16",
+            mixed=True,
+            attention="eager",
+        )
+        strategy = Strategy(dp=ranks, micro_batch=8, zero=3, checkpoint="full")
+        return Case(load_platform("v100-sxm-8"), model, strategy, None)
+    if row.startswith("bridge"):
+        model = Transformer.preset(
+            "qwen3-30b-a3b", batch=8, sequence=4096, dtype="bf16", mixed=True, fused=True
+        )
+        strategy = Strategy(tp=2, pp=2, dp=4, ep=4, zero=1, sequence_parallel=True)
+        platform = load_platform("h100-sxm-8").with_nodes(2)
+        return Case(platform, model, strategy, "megatron-te")
+    if row.startswith("zero-offload"):
+        model = Transformer.preset(
+            "gpt3-13b",
+            layers=50,
+            hidden=4096,
+            heads=32,
+            batch=512,
+            sequence=1024,
+            dtype="fp16",
+            mixed=True,
+            attention="eager",
+        )
+        # two Xeon Platinum 8168 with 6 channels of DDR4-2666 each, one of 16 GPUs
+        host = {"capacity": 1.5e12, "bandwidth": 256e9, "link": 12.36e9}
+        platform = load_platform("v100-sxm-8").with_host_memory(**host)
+        return Case(platform, model, Strategy(micro_batch=8, zero=2, checkpoint="full"), None)
+    zero = int(row[4])
+    model = Transformer.preset(
+        "llama-7b", batch=64, sequence=4096, positions=4096, dtype="bf16", mixed=True, fused=True
+    )
+    strategy = Strategy(dp=8, micro_batch=zero - 1, zero=zero, checkpoint="full")
+    # A800, whose links to other GPUs are slower; two Xeon 8358 with 8 channels of DDR4-3200 each
+    platform = load_platform("a100-sxm-8").with_host_memory(capacity=1e12)
+    return Case(platform, model, strategy, "deepspeed")
+
+
+def _price(case: Case, strategy: Strategy) -> dict[str, float]:
+    """A step of a case with a strategy."""
+    with keep_quiet():
+        columns = price_strategies(
+            case.model,
+            case.platform,
+            Strategy.stack([strategy]),
+            stack=case.stack,
+        )
+    return {name: float(values[0]) for name, values in columns.items()}
+
+
+def compare_row(row: dict[str, str]) -> dict[str, Any]:
+    """A row beside its prediction."""
+    case = make_case(row["row"])
+    fraction = float(row["fraction"])
+    with_offload = replace(case.strategy, offload=row["offload"], offload_fraction=fraction)
+    there = _price(case, with_offload)
+    measured, predicted, saved = float(row["seconds"]), there["time"], None
+    judged = "step"
+    if row["base_seconds"]:
+        here = _price(case, case.strategy)
+        judged = "added"
+        measured -= float(row["base_seconds"])
+        predicted -= here["time"]
+        saved = here["needs"] - there["needs"]
+    low, high = find_interval(there["time"], there["spread"], 0.8)
+    width = {"low": low - there["time"] + predicted, "high": high - there["time"] + predicted}
+    compared = {
+        "row": row["row"],
+        "offload": row["offload"],
+        "judged": judged,
+        "update": there["update"],
+        "on_host": there["on_host"],
+        "saved": saved if row["saved"] else None,
+        "measured_saved": float(row["saved"]) if row["saved"] else None,
+    }
+    return {**compared, **widen(predicted, there["spread"], measured), **width}
+
+
+def compare_rows() -> list[dict[str, Any]]:
+    """All rows beside predictions."""
+    return [compare_row(row) for row in read_csv(find_reference("published/offload_steps.csv"))]
+
+
+_ROWS = {
+    "row": "{row}",
+    "offload": "{offload}",
+    "judged": "{judged}",
+    "published [s]": "{measured:.3g}",
+    "predicted [s]": "{predicted:.3g}",
+    "error": "{error:+.0%}",
+    "update [s]": "{update:.3g}",
+}
+_MEMORY = {
+    "row": "{row}",
+    "published saving [GB]": "{measured_gb:.1f}",
+    "predicted [GB]": "{gb:.1f}",
+}
+_FIGURES = {
+    "rows": "{what}",
+    "n": "{n}",
+    "geomean": "{geomean:.0f}",
+    "mean": "{mean:.0f}",
+    "bias": "{bias:+.0f}",
+    "inside": "{inside:.0f}",
+}
+
+
+@command({})
+def main(given: Any) -> None:
+    """Offload, published and predicted."""
+    rows = compare_rows()
+    print(lay_out(rows, _ROWS))
+    with_memory = []
+    for row in rows:
+        if row["saved"] is not None:
+            gigabytes = {"gb": row["saved"] / 1e9, "measured_gb": row["measured_saved"] / 1e9}
+            with_memory.append({**row, **gigabytes})
+    print(f"\nMemory of the device\n{lay_out(with_memory, _MEMORY)}")
+    figures = [{"what": "all", **judge(rows)}]
+    for offload in ("optimizer", "parameters"):
+        alike = [row for row in rows if row["offload"] == offload]
+        figures.append({"what": offload, **judge(alike)})
+    print(f"\nErrors in %, and share inside the 80 % interval\n{lay_out(figures, _FIGURES)}")
