@@ -80,8 +80,9 @@ def make_case(row: str) -> Case:
             attention="eager",
         )
         # two Xeon Platinum 8168 with 6 channels of DDR4-2666 each, one of 16 GPUs
-        host = {"capacity": 1.5e12, "bandwidth": 256e9, "link": 12.36e9}
-        platform = load_platform("v100-sxm-8").with_host_memory(**host)
+        platform = load_platform("v100-sxm-8").with_host_memory(
+            capacity=1.5e12, bandwidth=256e9, link=12.36e9
+        )
         return Case(platform, model, Strategy(micro_batch=8, zero=2, checkpoint="full"), None)
     zero = int(row[4])
     model = Transformer.preset(
