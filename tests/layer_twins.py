@@ -81,20 +81,47 @@ class GroupedAttention(nn.Module):
         self.width = model.head_width or model.hidden // model.heads
         queries = model.heads * self.width
         keys = (model.kv_heads or model.heads) * self.width
-        self.queries = make_linear(model.hidden, queries)
-        self.keys, self.values = make_linear(model.hidden, keys), make_linear(model.hidden, keys)
-        self.output = make_linear(queries, model.hidden)
-        self.turns = make_turns(model.sequence, self.width)
+        bias = bool(model.qkv_bias)
+        self.queries = make_linear(model.hidden, queries, bias=bias)
+        self.keys = make_linear(model.hidden, keys, bias=bias)
+        self.values = make_linear(model.hidden, keys, bias=bias)
+        #: Norms of heads (Qwen3), or of all of them together (OLMo 2).
+        self.norms: Any = None
+        if model.qk_norm and model.qk_norm_of == "head":
+            self.norms = nn.ModuleList([nn.RMSNorm(self.width), nn.RMSNorm(self.width)])
+        elif model.qk_norm:
+            self.norms = nn.ModuleList([nn.RMSNorm(queries), nn.RMSNorm(keys)])
+        self.norms_heads = model.qk_norm_of == "head"
+        self.output = make_linear(queries, model.hidden, bias=bool(model.output_bias))
+        self.turned = model.rotary_width or self.width
+        self.turns = make_turns(model.sequence, self.turned)
+
+    def norm(self, number: int, x: Any) -> Any:
+        """Norms of queries (0) or keys (1), if there are such."""
+        if self.norms is None:
+            return x
+        if self.norms_heads:
+            heads = x.view(*x.shape[:2], -1, self.width)
+            return self.norms[number](heads).view(x.shape)
+        return self.norms[number](x)
+
+    def rotate(self, heads: Any) -> Any:
+        """Heads whose first part is rotated (GPT-NeoX, Phi), or all of it."""
+        if self.turned == self.width:
+            return rotate(heads, self.turns)
+        first, rest = torch.split(heads, [self.turned, self.width - self.turned], dim=-1)
+        return torch.cat([rotate(first, self.turns), rest], dim=-1)
 
     def forward(self, x: Any) -> Any:
         """Attention of all tokens."""
         batch, sequence, _ = x.shape
-        q = self.queries(x).view(batch, sequence, -1, self.width)
-        k = self.keys(x).view(batch, sequence, -1, self.width)
-        v = self.values(x).view(batch, sequence, -1, self.width)
+        q, k, v = self.queries(x), self.keys(x), self.values(x)
+        q = self.norm(0, q).view(batch, sequence, -1, self.width)
+        k = self.norm(1, k).view(batch, sequence, -1, self.width)
+        v = v.view(batch, sequence, -1, self.width)
         mixed = F.scaled_dot_product_attention(
-            rotate(q, self.turns).transpose(1, 2),
-            rotate(k, self.turns).transpose(1, 2),
+            self.rotate(q).transpose(1, 2),
+            self.rotate(k).transpose(1, 2),
             v.transpose(1, 2),
             is_causal=True,
             enable_gqa=True,
@@ -157,11 +184,11 @@ def rotate(heads: Any, turns: Any) -> Any:
 class GatedMLP(nn.Module):
     """SwiGLU (arXiv:2002.05202)."""
 
-    def __init__(self, hidden: int, inner: int) -> None:
+    def __init__(self, hidden: int, inner: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.gate = make_linear(hidden, inner)
-        self.up = make_linear(hidden, inner)
-        self.down = make_linear(inner, hidden)
+        self.gate = make_linear(hidden, inner, bias=bias)
+        self.up = make_linear(hidden, inner, bias=bias)
+        self.down = make_linear(inner, hidden, bias=bias)
 
     def forward(self, x: Any) -> Any:
         """The MLP of each token."""
@@ -207,16 +234,54 @@ class Experts(nn.Module):
 
 
 class Residual(nn.Module):
-    """A norm, a branch, and the sum with its input."""
+    """A branch and the sum with its input, with a norm before (Llama) or behind (OLMo 2) the branch, or
+    both (Gemma 2)."""
 
-    def __init__(self, hidden: int, branch: nn.Module) -> None:
+    def __init__(self, model: Transformer, branch: nn.Module) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(hidden)
-        self.branch = branch
+        parts = [branch]
+        if model.norm_place != "after":
+            parts.insert(0, nn.RMSNorm(model.hidden))
+        if model.norm_place != "before":
+            parts.append(nn.RMSNorm(model.hidden))
+        self.branch = nn.Sequential(*parts)
 
     def forward(self, x: Any) -> Any:
         """The sum."""
-        return x + self.branch(self.norm(x))
+        return x + self.branch(x)
+
+
+class ParallelResidual(nn.Module):
+    """Attention beside an MLP, behind one norm (GPT-J, Phi) or each behind its own (GPT-NeoX)."""
+
+    def __init__(self, model: Transformer, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(model.hidden)
+        self.attention = attention
+        self.second_norm: Any = None
+        if model.parallel_norms == 2:
+            self.second_norm = nn.RMSNorm(model.hidden)
+        self.mlp = mlp
+
+    def forward(self, x: Any) -> Any:
+        """The sum."""
+        normed = self.norm(x)
+        attended = self.attention(normed)
+        if self.second_norm is not None:
+            normed = self.second_norm(x)
+        return attended + self.mlp(normed) + x
+
+
+class CappedHead(nn.Module):
+    """Logits within a cap (Gemma 2)."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.head = make_linear(model.hidden, model.vocabulary)
+
+    def forward(self, x: Any) -> Any:
+        """The logits."""
+        return torch.tanh(self.head(x) / 30.0) * 30.0
 
 
 def build_twin(model: Transformer) -> Any:
@@ -237,12 +302,17 @@ def build_twin(model: Transformer) -> Any:
         attention: Any = GroupedAttention(model)
         if model.kv_lora_rank:
             attention = LatentAttention(model)
-        layers.append(Residual(model.hidden, attention))
-        mlp: Any = GatedMLP(model.hidden, model.inner)
+        mlp: Any = GatedMLP(model.hidden, model.inner, bias=bool(model.mlp_bias))
         if has_experts(model, layer):
             mlp = Experts(model)
-        layers.append(Residual(model.hidden, mlp))
-    layers += [nn.RMSNorm(model.hidden), make_linear(model.hidden, model.vocabulary)]
+        if model.parallel_mlp:
+            layers.append(ParallelResidual(model, attention, mlp))
+        else:
+            layers += [Residual(model, attention), Residual(model, mlp)]
+    head: Any = make_linear(model.hidden, model.vocabulary)
+    if model.logit_cap:
+        head = CappedHead(model)
+    layers += [nn.RMSNorm(model.hidden), head]
     module = nn.Sequential(*layers).to(torch.bfloat16)
     optimizer = make_optimizer(model.optimizer, module.parameters())
     tokens = torch.zeros(model.batch, model.sequence, dtype=torch.int64)

@@ -52,6 +52,17 @@ TWINS: dict[str, dict[str, Any]] = {
     "shared experts with a gate": {**EXPERTS, "shared_experts": 1, "shared_gate": True},
     "first dense layers": {**EXPERTS, "shared_experts": 1, "dense_layers": 2},
     "experts in every second layer": {**EXPERTS, "expert_interval": 2, "layers": 4},
+    "norms of heads": {"qk_norm": True},
+    "norms of all heads together": {"qk_norm": True, "qk_norm_of": "all"},
+    "norms behind attention and MLP": {"norm_place": "after"},
+    "norms on both sides": {"norm_place": "both"},
+    "OLMo 2": {"norm_place": "after", "qk_norm": True, "qk_norm_of": "all"},
+    "parallel MLP": {"parallel_mlp": True},
+    "parallel MLP with a norm of its own": {"parallel_mlp": True, "parallel_norms": 2},
+    "a part of heads rotated": {"rotary_width": 8},
+    "biases as in Qwen2": {"qkv_bias": True},
+    "biases of other products": {"output_bias": True, "mlp_bias": True},
+    "capped logits": {"logit_cap": True},
     "latent attention": {**LATENT, "q_lora_rank": 24},
     "latent attention with whole queries": LATENT,
     "latent attention with wide values": {**LATENT, "value_width": 32},
@@ -89,7 +100,7 @@ def list_operations(graph: Graph, angles: int) -> list[tuple[Any, ...]]:
             kind = "elementwise"
         elif name in PERMUTATIONS:
             kind, variant, of_product = "copy", "", []
-        nbytes = pytest.approx(float(graph.traffic[place]), rel=0.03)  # statistics of rows are fp32
+        nbytes = pytest.approx(float(graph.traffic[place]), rel=0.04)  # statistics of rows are fp32
         operations.append((name, kind, variant, label.phase, *of_product, nbytes))
     return operations
 
@@ -108,7 +119,8 @@ def test_a_form_is_captured_as_it_is_built(name: str) -> None:
     [built] = model.graphs(accelerator=True)
     captured = capture(partial(build_twin, model), device="cuda")
     assert captured.parameters == built.parameters
-    angles = model.sequence * (model.rope_width or model.width_of_head) // 2
+    turned = model.rope_width or model.rotary_width or model.width_of_head
+    angles = model.sequence * turned // 2
     assert list_operations(captured, angles) == list_operations(built, angles)
     # angles, indices and statistics of rows in fp32
     assert measure(captured) == pytest.approx(measure(built), rel=0.006)
@@ -199,6 +211,65 @@ def test_the_parameters_of_deepseek_v3_to_the_last_one() -> None:
     assert graph.parameters == 671_026_419_200 - 58 * 256
 
 
+#: Parameters beside the embedding of Gemma 2 (arXiv:2408.00118, table 2), by layers, width, heads, heads
+#: of keys, width of a head, and width of its MLPs (table 1).
+GEMMA = {
+    2_024_517_888: (26, 2304, 8, 4, 256, 9216),
+    8_324_201_984: (42, 3584, 16, 8, 256, 14336),
+    26_047_480_320: (46, 4608, 32, 16, 128, 36864),
+}
+
+
+@pytest.mark.parametrize("published", GEMMA)
+def test_gemma_2_has_its_published_parameters(published: int) -> None:
+    layers, hidden, heads, kv_heads, head_width, inner = GEMMA[published]
+    model = Transformer(
+        "gemma-2",
+        causal=True,
+        batch=1,
+        sequence=4096,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_width=head_width,
+        inner=inner,
+        vocabulary=256128,
+        positions=8192,
+        **{"norm": "rms", "gated": True, "activation": "gelu_tanh", "rotary": True, "bias": False},
+        **{"norm_place": "both", "window": 4096, "global_interval": 2, "logit_cap": True},
+    )
+    assert model.graphs()[0].parameters - 256128 * hidden == published
+
+
+@pytest.mark.parametrize(
+    ("layers", "experts", "published"), [(24, 32, 20_914_757_184), (36, 128, 116_829_156_672)]
+)
+def test_gpt_oss_has_its_published_parameters(layers: int, experts: int, published: int) -> None:
+    """Of its checkpoints, as its loader lays them out; arXiv:2508.10925, table 1, has 20.91B and 116.83B."""
+    model = Transformer(
+        "gpt-oss",
+        causal=True,
+        batch=1,
+        sequence=4096,
+        layers=layers,
+        hidden=2880,
+        heads=64,
+        kv_heads=8,
+        head_width=64,
+        inner=2880,
+        experts=experts,
+        top_k=4,
+        expert_bias=True,
+        vocabulary=201088,
+        positions=131072,
+        **{"norm": "rms", "gated": True, "rotary": True, "bias": True, "tie": False},
+        **{"sinks": True, "window": 128, "global_interval": 2},
+        dtype="bf16",
+    )
+    assert model.graphs()[0].parameters == published
+
+
 def test_kinds_of_layers_hold_each_layer_once() -> None:
     model = replace(PLAIN, layers=8, **{**EXPERTS, "dense_layers": 3, "expert_interval": 2})
     with_experts = [layer for layer in range(8) if has_experts(model, layer)]
@@ -209,6 +280,110 @@ def test_kinds_of_layers_hold_each_layer_once() -> None:
     assert [kind.model.experts for kind in kinds] == [0, 4], "most layers come first"
 
 
+def count_pairs(sequence: int, window: int) -> float:
+    """Pairs of a query and a key that it attends to, one by one; of a key and itself a half, as
+    `attention_flops` has no diagonal."""
+    query, key = np.meshgrid(range(sequence), range(sequence), indexing="ij")
+    seen = (key <= query) & (key > query - window)
+    return float(seen.sum()) - sequence / 2
+
+
+@pytest.mark.parametrize(("sequence", "window"), [(64, 64), (64, 100), (256, 64), (1024, 128)])
+def test_attention_in_a_window_computes_its_pairs(sequence: int, window: int) -> None:
+    model = replace(PLAIN, layers=1, sequence=sequence, positions=4096, window=window)
+    [graph] = model.graphs()
+    [forward] = [row for row, label in enumerate(graph.labels) if is_attention(label, "forward")]
+    [backward] = [row for row, label in enumerate(graph.labels) if is_attention(label, "backward")]
+    of_one_product = 2 * 16 * 4 * 4 * count_pairs(sequence, window)
+    flops = graph.column("flops")
+    # a query that sees fewer keys than the window does not see half a key less
+    assert flops[forward] == pytest.approx(2 * of_one_product, rel=0.6 / window)
+    assert flops[backward] == pytest.approx(5 * of_one_product, rel=0.6 / window)
+
+
+def is_attention(label: Any, phase: str) -> bool:
+    """Whether an operation is the kernel of attention in a pass."""
+    return bool(label.kind == "attention" and label.phase == phase)
+
+
+def find_attention_flops(model: Transformer) -> list[float]:
+    """Arithmetic of forward attention in each layer."""
+    [graph] = model.graphs()
+    flops = graph.column("flops")
+    return [flops[row] for row, label in enumerate(graph.labels) if is_attention(label, "forward")]
+
+
+@pytest.mark.parametrize(
+    ("interval", "is_global"),
+    [
+        (0, [False] * 6),  # Mistral
+        (2, [False, True] * 3),  # Gemma 2 and GPT-OSS
+        (6, [*[False] * 5, True]),  # Gemma 3
+    ],
+)
+def test_layers_with_and_without_a_window_take_turns(interval: int, is_global: list[bool]) -> None:
+    model = replace(PLAIN, layers=6, window=8, global_interval=interval)
+    whole = find_attention_flops(replace(PLAIN, layers=6))[0]
+    assert [flops == whole for flops in find_attention_flops(model)] == is_global
+
+
+def test_a_window_halves_attention_as_mistral_states() -> None:
+    """Of 16,384 tokens with a window of 4,096 (arXiv:2310.06825, section 2): "a 2x speed improvement"."""
+    long = replace(PLAIN, sequence=16384, positions=16384)
+    windowed = replace(long, window=4096)
+    assert find_attention_flops(long)[0] / find_attention_flops(windowed)[0] == pytest.approx(
+        2, rel=0.15
+    )
+
+
+def test_masked_scores_are_computed() -> None:
+    eager = replace(PLAIN, attention="eager")
+    assert find_total(replace(eager, window=8)) == find_total(eager)
+
+
+def find_total(model: Transformer) -> float:
+    """Arithmetic of an iteration."""
+    return float(model.graphs()[0].column("flops").sum())
+
+
+def test_sinks_are_a_number_of_each_head() -> None:
+    model = replace(PLAIN, sinks=True)
+    [graph], [plain] = model.graphs(), PLAIN.graphs()
+    assert graph.parameters == plain.parameters + 3 * 4
+    assert find_total(model) == find_total(PLAIN)
+    rows = [row for row, label in enumerate(graph.labels) if is_attention(label, "backward")]
+    of_plain = [row for row, label in enumerate(plain.labels) if is_attention(label, "backward")]
+    # sinks are read, and their gradient is written
+    assert graph.traffic[rows[0]] - plain.traffic[of_plain[0]] == 2 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"global_interval": 2}, "global_interval is 2 and window 0; give window"),
+        ({"window": 8, "global_interval": 1}, "give 2 or more, at most the layers"),
+        ({"sinks": True, "attention": "eager"}, "sinks is True with attention 'eager'"),
+        ({"score_cap": True}, "score_cap is True with attention 'flash2'.*take attention='eager'"),
+        (
+            {"rotary_width": 7},
+            "rotary_width is 7; it must be even and at most the width of a head, 16",
+        ),
+        ({"qk_norm_of": "all"}, "qk_norm_of is 'all' and qk_norm False; give qk_norm=True"),
+        ({"parallel_norms": 2}, "parallel_norms is 2 and parallel_mlp False"),
+        ({"parallel_mlp": True, "norm_place": "both"}, "parallel_mlp is True with experts, latent"),
+        (
+            {**LATENT, "qkv_bias": True},
+            "qkv_bias is True with latent attention, which has no biases",
+        ),
+        ({**LATENT, "kv_heads": 2}, "kv_heads is 2 with latent attention .*which nobody checked"),
+        ({"rope_width": 8}, "rope_width is 8 and kv_lora_rank 0, so that attention is not latent"),
+    ],
+)
+def test_forms_that_nobody_checked_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(PLAIN, **changes)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -217,6 +392,7 @@ def test_kinds_of_layers_hold_each_layer_once() -> None:
         ({**EXPERTS, "shared_width": 8}, "shared_width is 8 and shared_experts 0"),
         ({**EXPERTS, "shared_gate": True}, "shared_gate is True and shared_experts 0"),
         ({**EXPERTS, "expert_interval": 4}, "expert_interval is 4"),
+        ({"expert_bias": True}, "expert_bias is True and the model has no experts"),
     ],
 )
 def test_what_only_experts_have_needs_them(changes: dict[str, Any], message: str) -> None:
@@ -251,6 +427,9 @@ FORMS: dict[str, dict[str, Any]] = {
         "rope_width": 64,
         "attention": "flash2",
     },
+    "windows": {"window": 512, "global_interval": 2, "sinks": True},
+    "parallel MLP": {"parallel_mlp": True, "rotary_width": 64},
+    "Gemma 2": {"norm_place": "both", "window": 1024, "global_interval": 2, "logit_cap": True},
 }
 STRATEGIES = {
     "fsdp": pk.Strategy(dp=8, zero=3),

@@ -227,6 +227,8 @@ INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
     "Gelu tanh": (layer_types.Gelu(tanh=True), [MATRIX]),
     "Silu": (layer_types.Silu(), [MATRIX]),
     "Sigmoid": (layer_types.Sigmoid(), [MATRIX]),
+    "Tanh": (layer_types.Tanh(), [MATRIX]),
+    "Divide": (layer_types.Divide(), [MATRIX]),
     "ConcatenateHeads": (
         layer_types.ConcatenateHeads(),
         [(BATCH, ROWS, 2, WIDTH), (BATCH, ROWS, 1, WIDTH)],
@@ -310,6 +312,8 @@ CLASSES = {
     "Gelu tanh": "elementwise.gelu_tanh - elementwise.gelu_backward_tanh",
     "Silu": "elementwise.silu - elementwise.silu_backward",
     "ConcatenateHeads": "copy.cat - rowwise.sum",
+    "Tanh": "elementwise.tanh - elementwise.tanh_backward",
+    "Divide": "elementwise.div_scalar - elementwise.div_scalar",
     "Sigmoid": "elementwise.sigmoid - elementwise.sigmoid_backward",
     "MultiplyRows": "elementwise.mul - elementwise.mul elementwise.mul rowwise.sum",
     "Dropout": "elementwise.native_dropout - elementwise.native_dropout_backward",

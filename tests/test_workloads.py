@@ -73,9 +73,24 @@ NAMED_ALIKE = {
     *("lora_rank", "lora_modules"),
     "optimizer_in_backward",
     *("qk_norm", "experts", "top_k", "capacity", "imbalance", "fused_permutation"),
-    *("expert_width", "shared_experts", "shared_width", "shared_gate"),
+    *("expert_width", "shared_experts", "shared_width", "shared_gate", "expert_bias"),
     *("dense_layers", "expert_interval"),
     *("q_lora_rank", "kv_lora_rank", "rope_width", "value_width"),
+    *(
+        "window",
+        "global_interval",
+        "sinks",
+        "score_cap",
+        "logit_cap",
+        "rotary_width",
+        "qk_norm_of",
+        "norm_place",
+        "parallel_mlp",
+        "parallel_norms",
+        "qkv_bias",
+        "output_bias",
+        "mlp_bias",
+    ),
 }
 
 

@@ -700,7 +700,7 @@ def _keep_by_layer(case: Case, software: _Software, checkpoints: np.ndarray, sav
                 f"checkpoint is {name!r} with a stack that holds memory as Megatron-LM, which has no "
                 "such checkpoints; take parts, as 'norms+activation', or stack='torchtitan'"
             )
-    if case.model.experts > 0 or case.model.kv_lora_rank > 0:
+    if not _has_published_form(case.model):
         return np.where(is_merged, recorded + _merge_experts(case, names), recorded)
     kept = recorded
     for name in names_merged:
@@ -733,10 +733,17 @@ def _merge_dense(case: Case, checkpoints: np.ndarray) -> Array:
     return np.asarray(norms - np.where(is_kept, activation, 0.0))
 
 
+def _has_published_form(model: Transformer) -> bool:
+    """Whether what a layer keeps is published: of attention and an MLP, each behind a norm."""
+    is_other = model.experts > 0 or model.kv_lora_rank > 0 or model.parallel_mlp
+    return not (is_other or model.qk_norm or model.norm_place != "before" or model.rotary_width)
+
+
 def _count_gathered_norms(model: Transformer) -> float:
     """Norms of a layer whose copies ahead of products ranks gather, if they share tokens: both, or that
-    of the MLP alone, as latent attention works with the share of its norm [-]."""
-    return 1.0 if model.kv_lora_rank else 2.0
+    of the MLP alone, as latent attention works with the share of its norm, or the one of both [-]."""
+    has_one = model.kv_lora_rank > 0 or (model.parallel_mlp and model.parallel_norms == 1)
+    return 1.0 if has_one else 2.0
 
 
 def _merge_experts(case: Case, checkpoints: np.ndarray) -> Array:

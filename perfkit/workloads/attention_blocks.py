@@ -28,25 +28,52 @@ def attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
         k = project(tape, model, x, kv_hidden, "k_proj")
         v = project(tape, model, x, kv_hidden, "v_proj")
     if model.qk_norm:
-        q = _norm_heads(tape, q, head_width)
-        k = _norm_heads(tape, k, head_width)
+        normed_width = head_width if model.qk_norm_of == "head" else None
+        q = _norm_heads(tape, q, normed_width)
+        k = _norm_heads(tape, k, normed_width)
     if model.rotary:
-        angles = tape.tensor(share.sequence, head_width // 2, itemsize=8)
-        q = layers.rotate(tape, q, angles)
-        k = layers.rotate(tape, k, angles)
+        turned = model.rotary_width or head_width
+        angles = tape.tensor(share.sequence, turned // 2, itemsize=8)
+        q = _rotate_heads(tape, q, head_width, angles)
+        k = _rotate_heads(tape, k, head_width, angles)
     layers.count_views(tape, 6)  # of queries, keys and values: split into heads, and transposed
     with tape.inside("attention"):
         if model.attention in UNFUSED:
             mixed = layers.eager_attention(
-                tape, q, k, v, heads=heads, causal=model.causal, drop=model.dropout
+                tape,
+                q,
+                k,
+                v,
+                heads=heads,
+                causal=model.causal,
+                drop=model.dropout,
+                capped=model.score_cap,
             )
         else:
             attention = Attention(
-                heads, causal=model.causal, kernel=_name_kernel(model), context=share.context
+                heads,
+                causal=model.causal,
+                kernel=_name_kernel(model),
+                context=share.context,
+                window=model.window or None,
             )
-            mixed = tape.apply(attention, q, k, v)
+            operands: list[Tensor] = [q, k, v]
+            if model.sinks:
+                operands.append(tape.parameter(heads))
+            mixed = tape.apply(attention, *operands)
     layers.count_views(tape, 2)
     return project(tape, model, mixed, model.hidden, "o_proj")
+
+
+def _rotate_heads(tape: Tape, x: Tensor, head_width: Any, angles: Tensor) -> Tensor:
+    """Heads, of which positions rotate the first part, as wide as the angles say, or all of it."""
+    turned = 2 * angles.shape[-1]
+    if np.all(turned == head_width):
+        return layers.rotate(tape, x, angles)
+    heads = x.view(*x.shape[:2], x.shape[-1] // head_width, head_width)
+    first, rest = split(tape, heads, [turned, head_width - turned])
+    first = layers.rotate(tape, first, angles)
+    return tape.apply(ConcatenateHeads(), first, rest).view(*x.shape)
 
 
 def _is_joined(model: Any, hidden: Any, kv_hidden: Any) -> bool:
@@ -113,7 +140,9 @@ def _name_kernel(model: Any) -> str:
     return "" if model.attention == "fused" else str(model.attention)
 
 
-def _norm_heads(tape: Tape, x: Tensor, head_width: Any) -> Tensor:
-    """Norm of each head of queries or keys."""
+def _norm_heads(tape: Tape, x: Tensor, head_width: Any | None) -> Tensor:
+    """Norm of each head of queries or keys, or of all of them together without a width."""
+    if head_width is None:
+        return layers.norm(tape, "rms", x)
     by_head = x.view(*x.shape[:2], x.shape[-1] // head_width, head_width)
     return layers.norm(tape, "rms", by_head).view(*x.shape)

@@ -102,6 +102,8 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
         logits = layers.linear(tape, x, weight, bias)
         if model.scaled_logits:
             logits = tape.apply(Scale(), logits)
+        if model.logit_cap:
+            logits = layers.cap(tape, logits)
     if np.any(share.tensor > 1):
         # largest logit, sum of exponentials, and logit of the label
         for _ in range(3):
@@ -123,21 +125,51 @@ def _hold(tape: Tape, tensor: Tensor) -> None:
 
 
 def _layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
-    """One Transformer layer, with its norms before (GPT-2) or after (BERT) each residual sum."""
+    """One Transformer layer: attention, and an MLP behind it or beside it."""
+    if model.parallel_mlp:
+        return _add_both(tape, model, share, x)
     for name, body in (("attention", _attend), ("mlp", _apply_mlp)):
         tape.module = f"layers.{tape.layer}.{name}"
-        branch = x
-        if model.causal:
-            with tape.inside("norms"):
-                branch = layers.norm(tape, model.norm, x)
-        branch = body(tape, model, share, branch)
-        branch = layers.dropout(tape, model.dropout, branch)
-        if model.scaled_branches:
-            branch = tape.apply(Scale(), branch)
-        x = tape.apply(Add(), x, branch)
-        if not model.causal:
-            x = layers.norm(tape, model.norm, x)
+        x = _add_branch(tape, model, x, partial(body, tape, model, share))
     return x
+
+
+def _add_branch(tape: Tape, model: Any, x: Tensor, body: Callable[[Tensor], Tensor]) -> Tensor:
+    """The sum with what attention or an MLP makes of it. Norms are before these (GPT-2), behind them
+    (OLMo 2), on both sides (Gemma 2), or behind the sum (BERT)."""
+    branch = x
+    if model.causal and model.norm_place != "after":
+        with tape.inside("norms"):
+            branch = layers.norm(tape, model.norm, branch)
+    branch = body(branch)
+    if model.norm_place != "before":
+        with tape.inside("norms"):
+            branch = layers.norm(tape, model.norm, branch)
+    branch = layers.dropout(tape, model.dropout, branch)
+    if model.scaled_branches:
+        branch = tape.apply(Scale(), branch)
+    x = tape.apply(Add(), x, branch)
+    if not model.causal:
+        x = layers.norm(tape, model.norm, x)
+    return x
+
+
+def _add_both(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
+    """The sum with what attention and an MLP make of one norm (GPT-J), or each of a norm of its own
+    (GPT-NeoX). Ranks that share both sum up their parts once."""
+    tape.module = f"layers.{tape.layer}.attention"
+    with tape.inside("norms"):
+        normed = layers.norm(tape, model.norm, x)
+    normed = exchange_tokens(tape, normed, share, ahead=True)
+    attended = layers.dropout(tape, model.dropout, attend(tape, model, share, normed))
+    tape.module = f"layers.{tape.layer}.mlp"
+    if model.parallel_norms == 2:
+        with tape.inside("norms"):
+            normed = layers.norm(tape, model.norm, x)
+        normed = exchange_tokens(tape, normed, share, ahead=True)
+    fed = layers.dropout(tape, model.dropout, feed_forward(tape, model, share, normed))
+    both = exchange_tokens(tape, tape.apply(Add(), attended, fed), share, ahead=False)
+    return tape.apply(Add(), both, x)
 
 
 def _attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:

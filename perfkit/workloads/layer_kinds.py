@@ -1,5 +1,5 @@
-"""Kinds of layers of a Transformer: its first layers may be dense, or only every second may hold
-experts."""
+"""Kinds of layers of a Transformer: its first layers may be dense, only every second may hold
+experts, or attend to all tokens."""
 
 from typing import Any, NamedTuple
 
@@ -23,7 +23,8 @@ class LayerKind(NamedTuple):
 
 def has_unlike_layers(model: Any) -> bool:
     """Whether a Transformer has several kinds of layers."""
-    return model.experts > 0 and (model.dense_layers > 0 or model.expert_interval > 1)
+    takes_turns = model.experts > 0 and (model.dense_layers > 0 or model.expert_interval > 1)
+    return bool(takes_turns or model.global_interval > 0)
 
 
 def list_kinds(model: Any) -> tuple[LayerKind, ...]:
@@ -40,15 +41,16 @@ def list_kinds(model: Any) -> tuple[LayerKind, ...]:
         The kind of most layers first, and of equally many that with experts; together they hold each
         layer once.
     """
-    layers = range(model.layers)
     if not has_unlike_layers(model):
-        return (LayerKind(model, tuple(layers)),)
-    with_experts = tuple(layer for layer in layers if has_experts(model, layer))
-    dense = tuple(layer for layer in layers if not has_experts(model, layer))
-    kinds = [
-        LayerKind(alter(model, {"dense_layers": 0, "expert_interval": 1}), with_experts),
-        LayerKind(_leave_out_experts(model), dense),
-    ]
+        return (LayerKind(model, tuple(range(model.layers))),)
+    layers: dict[tuple[bool, bool], list[int]] = {}
+    for layer in range(model.layers):
+        forms = (has_experts(model, layer), has_window(model, layer))
+        layers.setdefault(forms, []).append(layer)
+    kinds = []
+    for experts, window in sorted(layers, reverse=True):
+        of_kind = _make_uniform(model, experts=experts, window=window)
+        kinds.append(LayerKind(of_kind, tuple(layers[experts, window])))
     kinds.sort(key=lambda kind: len(kind.layers), reverse=True)
     return tuple(kinds)
 
@@ -74,24 +76,47 @@ def has_experts(model: Any, layer: int) -> bool:
     return bool((layer + 1) % model.expert_interval == 0)
 
 
+def has_window(model: Any, layer: int) -> bool:
+    """Whether attention of a layer of a Transformer sees a window of tokens alone.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    layer : int
+        Number of the layer, from 0 [-].
+
+    Returns
+    -------
+    has_window : bool
+        Not if the model has no window, or if it is the last one of each `global_interval` layers.
+    """
+    if model.window == 0:
+        return False
+    return model.global_interval == 0 or bool((layer + 1) % model.global_interval > 0)
+
+
 def find_layer_models(model: Any) -> list[Any]:
     """Find the model of the kind of each layer, see `LayerKind`, in the order of layers."""
     by_layer = {layer: kind.model for kind in list_kinds(model) for layer in kind.layers}
     return [by_layer[layer] for layer in range(model.layers)]
 
 
-def _leave_out_experts(model: Any) -> Any:
-    """The model as if all of its layers were dense."""
-    without = {
-        "experts": 0,
-        "top_k": 1,
-        "capacity": 1.0,
-        "imbalance": 0.0,
-        "expert_width": 0,
-        "shared_experts": 0,
-        "shared_width": 0,
-        "shared_gate": False,
-        "dense_layers": 0,
-        "expert_interval": 1,
-    }
-    return alter(model, without)
+def _make_uniform(model: Any, *, experts: bool, window: bool) -> Any:
+    """The model as if all of its layers had experts and a window, or none of them."""
+    changes: dict[str, Any] = {"dense_layers": 0, "expert_interval": 1, "global_interval": 0}
+    if not window:
+        changes["window"] = 0
+    if not experts:
+        changes |= {
+            "experts": 0,
+            "top_k": 1,
+            "capacity": 1.0,
+            "imbalance": 0.0,
+            "expert_width": 0,
+            "shared_experts": 0,
+            "shared_width": 0,
+            "shared_gate": False,
+            "expert_bias": False,
+        }
+    return alter(model, changes)

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.models.roofline import attention_flops
+from perfkit.models.roofline import attended_keys, attention_flops
 from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.operations import NN, NT, SORT, TN, Layout, Tensor, Weight
+from perfkit.workloads.symbolic_sizes import SymbolicSize
 from perfkit.workloads.tape import Layer, Tape
 
 
@@ -348,6 +349,8 @@ class Attention(Layer):
         all [-].
     value_width : int, optional
         Width of a head of values, if it is not that of queries and keys [-].
+    window : int, optional
+        Keys that a query attends to at most, itself and those before it; tiles beyond are skipped [-].
     """
 
     def __init__(
@@ -358,16 +361,21 @@ class Attention(Layer):
         kernel: str = "",
         context: Any = 1,
         value_width: Any = None,
+        window: int | None = None,
     ) -> None:
         self.heads, self.causal, self.context = heads, causal, context
         self.value_width = value_width
+        self.window = window
         self.function = "_causal" if causal else ""
         if kernel:
             self.function += f".{kernel}"
 
-    def forward(self, tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Append the kernel."""
-        self.q, self.k, self.v = q, k, v
+    def forward(
+        self, tape: Tape, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Append the kernel. It may read `sinks`, a number of each head that its softmax adds up with
+        the scores of each row."""
+        self.q, self.k, self.v, self.sinks = q, k, v, sinks
         batch, sequence, hidden = q.shape
         keys, head_dim = sequence * self.context, hidden // self.heads
         sizes = OperationSizes(batch=batch * self.heads, m=sequence, n=keys, k=head_dim)
@@ -378,7 +386,7 @@ class Attention(Layer):
             sequence,
             head_dim,
             causal=self.causal,
-            keys=keys,
+            keys=keys if self.window is None else _double_attended(keys, self.window),
             value_dim=self.value_width,
         )
         self.sizes = sizes._replace(flops=count_flops())
@@ -389,7 +397,7 @@ class Attention(Layer):
         tape.emit(
             "_scaled_dot_product_flash_attention_for_cpu",
             "attention",
-            [q, k, v],
+            [q, k, v] if sinks is None else [q, k, v, sinks],
             [self.y, self.statistics],
             self.sizes,
             variant=f"forward{self.function}",
@@ -399,17 +407,30 @@ class Attention(Layer):
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the kernel of the backward pass."""
         dq, dk, dv = tape.like(self.q), tape.like(self.k), tape.like(self.v)
+        reads = [dy, self.q, self.k, self.v, self.y, self.statistics]
+        writes = [dq, dk, dv]
+        if self.sinks is not None:
+            reads.append(self.sinks)
+            writes.append(tape.like(self.sinks))
+            tape.pass_on(self.sinks, writes[-1])
         tape.emit(
             "_scaled_dot_product_flash_attention_for_cpu_backward",
             "attention",
-            [dy, self.q, self.k, self.v, self.y, self.statistics],
-            [dq, dk, dv],
+            reads,
+            writes,
             self.sizes_backward,
             variant=f"backward{self.function}",
         )
         tape.pass_on(self.q, dq)
         tape.pass_on(self.k, dk)
         tape.pass_on(self.v, dv)
+
+
+def _double_attended(keys: Any, window: int) -> Any:
+    """Twice the keys that a query in a window attends to: as many as a causal mask would halve [-]."""
+    if isinstance(keys, SymbolicSize):
+        return 2.0 * keys.expressions.add(attended_keys, keys, window)
+    return 2.0 * attended_keys(keys, window)
 
 
 # -- element-wise functions ----------------------------------------------------------------------------------
@@ -511,6 +532,39 @@ class Sigmoid(Layer):
         """Append `sigmoid_backward`."""
         dx = tape.like(self.x)
         tape.elementwise("sigmoid_backward", [dy, self.y], [dx])
+        tape.pass_on(self.x, dx)
+
+
+class Tanh(Layer):
+    """Hyperbolic tangent: `tanh`. Backward: `tanh_backward`, which reads the result."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `tanh`."""
+        self.x, self.y = x, tape.like(x)
+        tape.elementwise("tanh", [x], [self.y])
+        return self.y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `tanh_backward`."""
+        dx = tape.like(self.x)
+        tape.elementwise("tanh_backward", [dy, self.y], [dx])
+        tape.pass_on(self.x, dx)
+
+
+class Divide(Layer):
+    """Quotient with one number: `div`. Backward: `div`."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `div`."""
+        self.x = x
+        y = tape.like(x)
+        tape.elementwise("div", [x], [y], "div_scalar")
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `div`."""
+        dx = tape.like(self.x)
+        tape.elementwise("div", [dy], [dx], "div_scalar")
         tape.pass_on(self.x, dx)
 
 

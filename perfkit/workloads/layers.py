@@ -20,6 +20,7 @@ from perfkit.workloads.layer_types import (
     Cast,
     ChunkedCrossEntropy,
     Concatenate,
+    Divide,
     Dropout,
     Embedding,
     EmbeddingBag,
@@ -42,6 +43,7 @@ from perfkit.workloads.layer_types import (
     Softmax,
     TableLookup,
     TakePairs,
+    Tanh,
     start_backward,
 )
 from perfkit.workloads.operations import CAST_ONCE, NT, Tensor, Weight
@@ -201,6 +203,12 @@ def multiply_groups(tape: Tape, x: Tensor, weights: Tensor, *, fp8: bool = False
     return tape.apply(GroupedProduct(fp8=fp8), x, weights)
 
 
+def cap(tape: Tape, x: Tensor) -> Tensor:
+    """Numbers that a hyperbolic tangent keeps within a cap: divided by it, and multiplied again
+    (Gemma 2, arXiv:2408.00118, section 2)."""
+    return tape.apply(Scale(), tape.apply(Tanh(), tape.apply(Divide(), x)))
+
+
 def count_views(tape: Tape, count: int) -> None:
     """Count views of tensors: so many calls without a kernel forward, and as many backward."""
 
@@ -327,10 +335,18 @@ def _choose_computed_again(
 
 
 def eager_attention(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, drop: float
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    heads: int,
+    causal: bool,
+    drop: float,
+    capped: bool = False,
 ) -> Tensor:
-    """Attention that stores the scores; heads are copied together, as matmul does with permuted
-    views."""
+    """Attention that stores the scores, perhaps `capped`; heads are copied together, as matmul does
+    with permuted views."""
     batch, sequence, hidden = q.shape
     if np.any(k.shape[-1] != hidden):  # several heads of queries share a head of keys and values
         k = tape.apply(Repeat(batch, sequence, hidden), k)
@@ -340,6 +356,8 @@ def eager_attention(
     v = _regroup(tape, v, width, count, sequence, width)
     k = _regroup(tape, k, width, count, width, sequence, lazy=True)
     scores = tape.apply(Scale(), bmm(tape, contiguous(tape, q), contiguous(tape, k)))
+    if capped:
+        scores = cap(tape, scores)
     if causal:
         mask = tape.tensor(sequence, sequence)
         scores = tape.apply(Add(), scores, mask)

@@ -18,7 +18,7 @@ from perfkit.workloads.layer_types import (
     Unpermute,
     split,
 )
-from perfkit.workloads.operations import Tensor, Weight
+from perfkit.workloads.operations import Tensor
 from perfkit.workloads.rank_share import SHARING_EXPERT, RankShare, exchange_tokens, project
 from perfkit.workloads.tape import Tape
 
@@ -59,7 +59,9 @@ def mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     the ranks of these, and come back."""
     tokens = x.numel // x.shape[-1]
     hidden, inner = model.hidden, share.part_of_expert(model.width_of_expert)
-    router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
+    of_router = tape.parameter(model.experts, hidden)
+    router_bias = tape.parameter(model.experts) if model.expert_bias else None
+    router = layers.linear(tape, x, of_router, router_bias)
     probabilities = tape.apply(Softmax(), layers.cast(tape, router, 4))
     # as wide as the tokens; otherwise the sum of all layers would become fp32
     gates = layers.cast(tape, probabilities, x.itemsize)
@@ -74,12 +76,10 @@ def mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     wide = _activate(
         tape,
         model,
-        lambda _, width: _multiply_experts(
-            tape, model, gathered, tape.parameter(local, hidden, width)
-        ),
+        lambda _, width: _multiply_experts(tape, model, gathered, width),
         inner,
     )
-    results = _multiply_experts(tape, model, wide, tape.parameter(local, inner, hidden))
+    results = _multiply_experts(tape, model, wide, hidden)
     results = _exchange_for_expert(tape, results, share, ahead=False)
     if share.reorders:
         results = tape.apply(Reorder(), results)
@@ -108,11 +108,18 @@ def share_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor
     return tape.apply(MultiplyRows(), shared, tape.apply(Sigmoid(), gate))
 
 
-def _multiply_experts(tape: Tape, model: Any, x: Tensor, weights: Weight) -> Tensor:
-    """Products of experts: of unlike many rows, or of buffers that are padded to as many rows."""
+def _multiply_experts(tape: Tape, model: Any, x: Tensor, width: Any) -> Tensor:
+    """Products of experts, to `width` numbers of each row: of unlike many rows, or of buffers that are
+    padded to as many rows. Each expert may have a bias of its own."""
+    experts, _, inputs = x.shape
+    weights = tape.parameter(experts, inputs, width)
     if model.capacity != 1.0:
-        return layers.bmm(tape, x, weights)
-    return layers.multiply_groups(tape, x, weights, fp8=model.dtype == "fp8")
+        y = layers.bmm(tape, x, weights)
+    else:
+        y = layers.multiply_groups(tape, x, weights, fp8=model.dtype == "fp8")
+    if not model.expert_bias:
+        return y
+    return tape.apply(Add(), y, tape.parameter(experts, width))
 
 
 def _exchange_for_expert(tape: Tape, x: Tensor, share: RankShare, *, ahead: bool) -> Tensor:

@@ -95,11 +95,30 @@ def exchange_tokens(tape: Tape, x: Tensor, share: RankShare, *, ahead: bool) -> 
     return out
 
 
+#: Which field of a model says whether a product has a bias.
+_BIASES = {
+    "qkv_proj": "qkv_bias",
+    "q_proj": "qkv_bias",
+    "k_proj": "qkv_bias",
+    "v_proj": "qkv_bias",
+    "o_proj": "output_bias",
+    "gate_up_proj": "mlp_bias",
+    "gate_proj": "mlp_bias",
+    "up_proj": "mlp_bias",
+    "down_proj": "mlp_bias",
+}
+
+
 def project(tape: Tape, model: Any, x: Tensor, width: Any, name: str = "") -> Tensor:
-    """A linear layer, with a bias if the model has biases, and an adapter if the model has one on
+    """A linear layer, with a bias if the model has biases or says so of this product, and an adapter if the model has one on
     products of this `name`."""
     weight = tape.parameter(width, x.shape[-1])
-    bias = tape.parameter(width) if model.bias else None
+    has_bias = None
+    if name in _BIASES:
+        has_bias = getattr(model, _BIASES[name])
+    if has_bias is None:
+        has_bias = model.bias
+    bias = tape.parameter(width) if has_bias else None
     fp8 = model.dtype == "fp8" and tape.layer is not None
     y = layers.linear(tape, x, weight, bias, fp8=fp8)
     if name in model.adapted:

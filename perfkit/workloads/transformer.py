@@ -64,6 +64,7 @@ _OF_EXPERTS = {
     "shared_experts": 0,
     "shared_width": 0,
     "shared_gate": False,
+    "expert_bias": False,
     "dense_layers": 0,
     "expert_interval": 1,
 }
@@ -82,6 +83,8 @@ _CHOICES = {
     "parallel": PARALLEL,
     "norm": NORMS,
     "activation": ("", *ACTIVATIONS),
+    "norm_place": ("before", "after", "both"),
+    "qk_norm_of": ("head", "all"),
     "joined": ("", "none", "attention", "all"),
     "reduce_dtype": ("", *ITEMSIZE),
     "fp8_recipe": tuple(RECIPES),
@@ -101,6 +104,11 @@ _SWITCHES = (
     "scaled_logits",
     "qk_norm",
     "shared_gate",
+    "expert_bias",
+    "sinks",
+    "score_cap",
+    "logit_cap",
+    "parallel_mlp",
     "fused_accumulation",
     "fused_permutation",
     "keeps_fp8",
@@ -193,6 +201,36 @@ class Transformer:
         That part of a head of latent attention which positions rotate [-].
     value_width : int
         Width of a head of values of latent attention; 0 for `head_width` [-].
+    window : int
+        Keys that a query attends to at most, itself and those before it (Mistral,
+        arXiv:2310.06825); 0 for all before it. Fused kernels skip the others; with ``eager`` and
+        ``math`` they are computed and masked [-].
+    global_interval : int
+        Layers of which the last one attends to all tokens and the others to those of the window: 2 in
+        Gemma 2 and GPT-OSS, 6 in Gemma 3; 0 if all have the window [-].
+    sinks : bool
+        Whether each head has a trained number that the softmax of a row adds up with its scores
+        (GPT-OSS), in the kernel of attention.
+    score_cap, logit_cap : bool
+        Whether a hyperbolic tangent keeps scores of attention, or logits, within a cap (Gemma 2,
+        arXiv:2408.00118); scores only where they are stored in memory.
+    rotary_width : int
+        Width of the part of each head that positions rotate, as in GPT-NeoX and Phi; 0 for all of it
+        [-].
+    qk_norm_of : str
+        With `qk_norm`: ``head`` for a norm of each head, ``all`` for one of all heads together, as in
+        OLMo 2.
+    norm_place : str
+        Where norms are in a causal model: ``before`` attention and MLP; ``after`` them, ahead of the
+        sum (OLMo 2, arXiv:2501.00656); ``both`` (Gemma 2).
+    parallel_mlp : bool
+        Whether attention and MLP work on the same tokens, and their results are added together
+        (GPT-J, Falcon, Phi).
+    parallel_norms : int
+        With `parallel_mlp`: 1 for one norm of both, 2 for one of each, as in GPT-NeoX [-].
+    qkv_bias, output_bias, mlp_bias : bool, optional
+        Whether products of queries, keys and values, that behind attention, and those of MLPs have a
+        bias; by default as `bias` says.
     inner : int
         Width between the two products of a layer; 0 for four times `hidden`. Also that of experts,
         unless `expert_width` is given [-].
@@ -260,6 +298,8 @@ class Transformer:
     shared_gate : bool
         Whether a sigmoid of a product with each token weights what shared experts give, as in
         Qwen2-MoE.
+    expert_bias : bool
+        Whether the router and the products of experts have a bias, as in GPT-OSS.
     dense_layers : int
         First layers without experts, whose MLPs are `inner` wide; 0 for none [-].
     expert_interval : int
@@ -342,6 +382,19 @@ class Transformer:
     kv_lora_rank: int = 0
     rope_width: int = 0
     value_width: int = 0
+    window: int = 0
+    global_interval: int = 0
+    sinks: bool = False
+    score_cap: bool = False
+    logit_cap: bool = False
+    rotary_width: int = 0
+    qk_norm_of: str = "head"
+    norm_place: str = "before"
+    parallel_mlp: bool = False
+    parallel_norms: int = 1
+    qkv_bias: bool | None = None
+    output_bias: bool | None = None
+    mlp_bias: bool | None = None
     inner: int = 0
     dropout: float = 0.0
     norm: str = "layer"
@@ -366,6 +419,7 @@ class Transformer:
     shared_experts: int = 0
     shared_width: int = 0
     shared_gate: bool = False
+    expert_bias: bool = False
     dense_layers: int = 0
     expert_interval: int = 1
     fused_permutation: bool = False
@@ -392,6 +446,7 @@ class Transformer:
             *("kv_heads", "head_width", "inner", "experts", "expert_width", "shared_experts"),
             *("shared_width", "dense_layers", "lora_rank", "padded_positions"),
             *("q_lora_rank", "kv_lora_rank", "rope_width", "value_width"),
+            *("window", "global_interval", "rotary_width"),
         ):
             count = check_positive(key, getattr(self, key), integer=True, zero=True)
             set_fields(self, **{key: count})
@@ -434,11 +489,14 @@ class Transformer:
                 "sides of a weight; take 'tensorwise' or 'delayed'"
             )
         self._check_latent_attention()
-        if self.loss_chunks > 1 and (not self.causal or self.head_bias or self.scaled_logits):
+        changes_logits = self.head_bias or self.scaled_logits or self.logit_cap
+        if self.loss_chunks > 1 and (not self.causal or changes_logits):
             raise ValueError(
-                f"loss_chunks is {self.loss_chunks}, and the head of this model has a bias or scales its "
-                "logits; pieces are priced for causal models without these; leave it out"
+                f"loss_chunks is {self.loss_chunks}, and the head of this model has a bias, or scales or caps "
+                "its logits; pieces are priced for causal models without these; leave it out"
             )
+        self._check_window()
+        self._check_branches()
         optimizer = find_optimizer(self.optimizer, dense=True)
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
         checkpoint_layers = check_positive(
@@ -535,6 +593,71 @@ class Transformer:
                     f"{self.kv_lora_rank}), which nobody checked; leave it as in DeepSeek-V3, or capture "
                     "the model with pk.capture"
                 )
+
+    def _check_window(self) -> None:
+        """Check windows, sinks and caps of attention; else a ValueError."""
+        if self.global_interval and not self.window:
+            raise ValueError(
+                f"global_interval is {self.global_interval} and window 0; give window, or leave it out"
+            )
+        if self.global_interval == 1 or self.global_interval > self.layers:
+            raise ValueError(
+                f"global_interval is {self.global_interval} of {self.layers} layers; give 2 or more, at most the "
+                "layers, or 0 if all have the window"
+            )
+        stores_scores = self.attention in UNFUSED
+        if self.window and not self.causal:
+            raise ValueError(
+                f"window is {self.window} in a model that is not causal; leave it out, or capture the model"
+            )
+        if self.sinks and (stores_scores or self.kv_lora_rank):
+            raise ValueError(
+                f"sinks is True with attention {self.attention!r} and kv_lora_rank {self.kv_lora_rank}, which "
+                "nobody checked; take attention='fused' without latent attention, or capture the model"
+            )
+        if self.score_cap and not stores_scores:
+            raise ValueError(
+                f"score_cap is True with attention {self.attention!r}, whose time with a cap nobody "
+                "published; take attention='eager', or capture the model"
+            )
+
+    def _check_branches(self) -> None:
+        """Check rotations, norms and biases of attention and MLPs; else a ValueError."""
+        for key in ("qkv_bias", "output_bias", "mlp_bias"):
+            value = getattr(self, key)
+            if value is not None:
+                check_type(key, value, bool)
+            if value is not None and self.kv_lora_rank and key != "mlp_bias":
+                raise ValueError(
+                    f"{key} is {value} with latent attention, which has no biases; leave it out"
+                )
+        if self.rotary_width:
+            width = self.plain_width
+            fits = np.all(self.rotary_width <= width) and self.rotary_width % 2 == 0
+            if not fits or not self.rotary or self.kv_lora_rank:
+                raise ValueError(
+                    f"rotary_width is {self.rotary_width}; it must be even and at most the width of a head, "
+                    f"{show(width)}, of a model with rotary=True that is not latent; give another one"
+                )
+        if self.qk_norm_of == "all" and not self.qk_norm:
+            raise ValueError("qk_norm_of is 'all' and qk_norm False; give qk_norm=True")
+        norms = check_positive("parallel_norms", self.parallel_norms, integer=True, maximum=2)
+        set_fields(self, parallel_norms=norms)
+        if self.parallel_norms == 2 and not self.parallel_mlp:
+            raise ValueError("parallel_norms is 2 and parallel_mlp False; give parallel_mlp=True")
+        if not self.causal:
+            for key in ("norm_place", "parallel_mlp"):
+                if getattr(self, key) not in (False, "before"):
+                    raise ValueError(
+                        f"{key} is {getattr(self, key)!r} in a model that is not causal; leave it out, or "
+                        "capture the model"
+                    )
+        is_unknown = self.experts or self.kv_lora_rank or self.norm_place != "before"
+        if self.parallel_mlp and (is_unknown or self.scaled_branches):
+            raise ValueError(
+                "parallel_mlp is True with experts, latent attention, scaled_branches or norms that are not before both, "
+                "which nobody checked; leave one out, or capture the model"
+            )
 
     @classmethod
     def bert(
