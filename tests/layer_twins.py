@@ -284,6 +284,36 @@ class CappedHead(nn.Module):
         return torch.tanh(self.head(x) / 30.0) * 30.0
 
 
+class FurtherToken(nn.Module):
+    """A layer that predicts one more token (DeepSeek-V3, arXiv:2412.19437, section 2.2): norms of what
+    the layers before give and of the embedding of the next token, a projection of both, a layer."""
+
+    def __init__(self, model: Transformer, layer: nn.Module) -> None:
+        super().__init__()
+        self.given, self.following = nn.RMSNorm(model.hidden), nn.RMSNorm(model.hidden)
+        self.project = make_linear(2 * model.hidden, model.hidden)
+        self.layer = layer
+        self.norm = nn.RMSNorm(model.hidden)
+
+    def forward(self, x: Any, embedded: Any) -> Any:
+        """What the head reads."""
+        both = torch.cat([self.given(x), self.following(embedded)], dim=-1)
+        return self.norm(self.layer(self.project(both)))
+
+
+def make_layer(model: Transformer, layer: int) -> list[nn.Module]:
+    """The residual parts of a layer."""
+    attention: Any = GroupedAttention(model)
+    if model.kv_lora_rank:
+        attention = LatentAttention(model)
+    mlp: Any = GatedMLP(model.hidden, model.inner, bias=bool(model.mlp_bias))
+    if has_experts(model, layer):
+        mlp = Experts(model)
+    if model.parallel_mlp:
+        return [ParallelResidual(model, attention, mlp)]
+    return [Residual(model, attention), Residual(model, mlp)]
+
+
 def build_twin(model: Transformer) -> Any:
     """A training step of a model in PyTorch.
 
@@ -299,28 +329,35 @@ def build_twin(model: Transformer) -> Any:
     """
     layers: list[Any] = [nn.Embedding(model.vocabulary, model.hidden)]
     for layer in range(model.layers):
-        attention: Any = GroupedAttention(model)
-        if model.kv_lora_rank:
-            attention = LatentAttention(model)
-        mlp: Any = GatedMLP(model.hidden, model.inner, bias=bool(model.mlp_bias))
-        if has_experts(model, layer):
-            mlp = Experts(model)
-        if model.parallel_mlp:
-            layers.append(ParallelResidual(model, attention, mlp))
-        else:
-            layers += [Residual(model, attention), Residual(model, mlp)]
+        layers += make_layer(model, layer)
     head: Any = make_linear(model.hidden, model.vocabulary)
     if model.logit_cap:
         head = CappedHead(model)
     layers += [nn.RMSNorm(model.hidden), head]
-    module = nn.Sequential(*layers).to(torch.bfloat16)
+    for number in range(model.mtp_layers):
+        layer = nn.Sequential(*make_layer(model, model.layers + number))
+        layers.append(FurtherToken(model, layer))
+    module = nn.ModuleList(layers).to(torch.bfloat16)
     optimizer = make_optimizer(model.optimizer, module.parameters())
     tokens = torch.zeros(model.batch, model.sequence, dtype=torch.int64)
+    main = len(layers) - model.mtp_layers
+
+    def find_loss(x: Any) -> Any:
+        # no name holds the logits, which the backward pass does not need
+        return F.cross_entropy(module[main - 1](x).view(-1, model.vocabulary), tokens.view(-1))
 
     def step() -> None:
         optimizer.zero_grad()
-        # no name holds the logits, which the backward pass does not need
-        F.cross_entropy(module(tokens).view(-1, model.vocabulary), tokens.view(-1)).backward()
+        x = tokens
+        for part in module[: main - 1]:
+            x = part(x)
+        loss, further_losses = find_loss(x), []
+        for further in module[main:]:
+            x = further(x, module[0](tokens))
+            further_losses.append(find_loss(x))
+        for of_token in further_losses:
+            loss = loss + of_token * 0.3
+        loss.backward()
         optimizer.step()
 
     return step

@@ -63,6 +63,12 @@ TWINS: dict[str, dict[str, Any]] = {
     "biases as in Qwen2": {"qkv_bias": True},
     "biases of other products": {"output_bias": True, "mlp_bias": True},
     "capped logits": {"logit_cap": True},
+    "multi-token prediction": {"mtp_layers": 1},
+    "two further tokens": {"mtp_layers": 2},
+    "DeepSeek-V3": {
+        **{**LATENT, **EXPERTS, "q_lora_rank": 24, "shared_experts": 1},
+        **{"dense_layers": 1, "mtp_layers": 1},
+    },
     "latent attention": {**LATENT, "q_lora_rank": 24},
     "latent attention with whole queries": LATENT,
     "latent attention with wide values": {**LATENT, "value_width": 32},
@@ -270,6 +276,13 @@ def test_gpt_oss_has_its_published_parameters(layers: int, experts: int, publish
     assert model.graphs()[0].parameters == published
 
 
+def test_the_module_of_deepseek_v3_for_further_tokens_has_its_published_parameters() -> None:
+    """11.5B of its own, without embedding and head, which it shares: README_WEIGHTS.md of the checkpoint."""
+    model = make_deepseek("deepseek-v3")
+    [without], [graph] = model.graphs(), replace(model, mtp_layers=1).graphs()
+    assert (graph.parameters - without.parameters) / 1e9 == pytest.approx(11.5, rel=0.01)
+
+
 def test_kinds_of_layers_hold_each_layer_once() -> None:
     model = replace(PLAIN, layers=8, **{**EXPERTS, "dense_layers": 3, "expert_interval": 2})
     with_experts = [layer for layer in range(8) if has_experts(model, layer)]
@@ -376,6 +389,10 @@ def test_sinks_are_a_number_of_each_head() -> None:
             "qkv_bias is True with latent attention, which has no biases",
         ),
         ({**LATENT, "kv_heads": 2}, "kv_heads is 2 with latent attention .*which nobody checked"),
+        (
+            {"mtp_layers": 1, "rotary": False},
+            "rotary is False with mtp_layers 1, which nobody checked",
+        ),
         ({"rope_width": 8}, "rope_width is 8 and kv_lora_rank 0, so that attention is not latent"),
     ],
 )
@@ -429,6 +446,7 @@ FORMS: dict[str, dict[str, Any]] = {
     },
     "windows": {"window": 512, "global_interval": 2, "sinks": True},
     "parallel MLP": {"parallel_mlp": True, "rotary_width": 64},
+    "further token": {**LARGE_EXPERTS, "mtp_layers": 1, "dense_layers": 1},
     "Gemma 2": {"norm_place": "both", "window": 1024, "global_interval": 2, "logit_cap": True},
 }
 STRATEGIES = {

@@ -83,6 +83,7 @@ NAMED_ALIKE = {
         "score_cap",
         "logit_cap",
         "rotary_width",
+        "mtp_layers",
         "qk_norm_of",
         "norm_place",
         "parallel_mlp",

@@ -840,7 +840,7 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
     ranks, schedule, zero = tried["ranks"], tried["schedule"], tried["zero"]
     dp = np.maximum(ranks // (tp * pp * cp), 1)
     replicas = dp * cp
-    layers = -(-model.layers // pp)
+    layers = -(-model.all_layers // pp)
     chunks_of_schedule = np.array([chunks for _, chunks in _SCHEDULES])[schedule]
     chunks = np.where(chunks_of_schedule == 0, layers, chunks_of_schedule)
 

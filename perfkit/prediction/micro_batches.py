@@ -797,7 +797,7 @@ def price_micro_batch(
     platform = messages.platform
     micro_batch = record_micro_batch(model, s, execution, pads_products=pads_products)
     graph = micro_batch.graph
-    costs = _price_kernels(micro_batch, platform, model.layers)
+    costs = _price_kernels(micro_batch, platform, model.all_layers)
     whole = platform.context.find_iteration(model.family, 2)
     contention = find_contention(platform, whole)
     rows = _list_rows(micro_batch, costs, messages, s, contention)
@@ -1185,14 +1185,14 @@ def _time_buckets(
         return Work(np.zeros(()), np.zeros(()))
     replicas = np.append(1, s.dp)
     by_region = _list_gradients(model, graph, rows, np.append(0.0, several))
-    gradients, rest = _order_gradients(by_region, model.layers)
+    gradients, rest = _order_gradients(by_region, model.all_layers)
     buckets = fill_buckets([gradient.nbytes for gradient in gradients])
     in_bucket = [sum(gradient.nbytes for gradient in gradients[bucket]) for bucket in buckets]
     sizes = np.broadcast_to(np.array(in_bucket)[:, np.newaxis], (len(buckets), len(replicas)))
     reductions = messages.time("all_reduce", sizes, replicas, 1)
     time = time_buckets(gradients, buckets, reductions, rest, contention)
     time_without = sum(gradient.work for gradient in gradients) + rest
-    host = by_region.head.host + model.layers * by_region.layer.host + by_region.embeddings.host
+    host = by_region.head.host + model.all_layers * by_region.layer.host + by_region.embeddings.host
     host = host + len(buckets) * rows.hosts.call
     shares = replicas > 1
     return Work(np.where(shares, time - time_without, 0.0), np.where(shares, host, 0.0))

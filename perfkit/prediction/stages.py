@@ -304,7 +304,7 @@ class _StageMaker:
 
     def spread_layers(self) -> list[int]:
         """Layers of each chunk, in the order of a forward pass, see `spread_chunks`."""
-        spread = spread_chunks(self.model.layers, self.s)
+        spread = spread_chunks(self.model.all_layers, self.s)
         layers = []
         for chunk in range(self.s.chunks):
             for stage in range(self.s.pp):
@@ -555,7 +555,7 @@ class _StageMaker:
         self, programs: Sequence[Program], ranks: int, held: HeldMemory
     ) -> Iterator[Graph]:
         """The graphs of programs, each with the memory of the fullest rank."""
-        table, layers = self.table, self.model.layers
+        table, layers = self.table, self.model.all_layers
         features = Features.from_rows(table.sizes, table.host_calls)
         traffic = np.array(table.traffic)
         for program in programs:
@@ -718,7 +718,7 @@ def make_stages(
         For sizes that the strategy does not divide, for what only closed forms know
         (`overlap_experts` with several stages), and for more operations than the event loop takes.
     """
-    s = check_strategy(model, strategy).without_idle_zero().settle_checkpoints(model.layers)
+    s = check_strategy(model, strategy).without_idle_zero().settle_checkpoints(model.all_layers)
     ranks = int(strategy.ranks)
     check_device(platform)
     stated = state_replicas(model, s)

@@ -283,7 +283,7 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     model, execution = work.workload, work.execution
     strategies: Strategy = work.strategy
     check_checkpoints_of(model, strategies)
-    s = strategies.without_idle_zero().settle_checkpoints(model.layers)
+    s = strategies.without_idle_zero().settle_checkpoints(model.all_layers)
     messages = MessageTimes(platform)
     pads_products = np.array([stack.pads_products for stack in work.stacks])
     priced = []
@@ -296,7 +296,7 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
             plain = price_micro_batches(
                 kind.model, messages, _compute_nothing_again(s), execution, pads_products
             )
-            layers_of_stage = spread_layers(model.layers, s)[1]
+            layers_of_stage = spread_layers(model.all_layers, s)[1]
             share = share_recomputed(s, layers_of_stage)
             without_sums = _average_layers(again, plain, share)
         sums = time_gradient_sums(without_sums, s, sizes)
@@ -356,7 +356,9 @@ def check_checkpoints_of(model: Transformer, strategies: Strategy) -> None:
     """
     for name in np.unique(strategies.checkpoint).tolist():
         check_checkpoint(model, name)
-    if np.any(strategies.settle_checkpoints(model.layers).is_partial) and has_unlike_layers(model):
+    if np.any(strategies.settle_checkpoints(model.all_layers).is_partial) and has_unlike_layers(
+        model
+    ):
         raise ValueError(
             f"checkpoint_layers is {show(strategies.checkpoint_layers)} and layers of the model are of "
             "several kinds, of which nothing says how many go with some; leave checkpoint_layers out"

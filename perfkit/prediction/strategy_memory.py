@@ -455,7 +455,9 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
 def _count_logits(case: Case) -> Array:
     """Logits of a micro-batch on a rank that live at once [-]."""
     tokens = case.sizes.column / case.sizes.itemsize / case.model.loss_chunks
-    return np.asarray(tokens * count_words(case.model, case.s))
+    # those of each further token live until the backward pass begins
+    heads = 1.0 + case.model.mtp_layers
+    return np.asarray(heads * tokens * count_words(case.model, case.s))
 
 
 def _choose_moments(moments: Moments, gradients: _Gradients) -> BackwardMoments:

@@ -84,18 +84,18 @@ def mix_layers(model: Transformer, kinds: Sequence[PricedKind], s: Strategy) -> 
         share = 1.0 if model.experts else 0.0
         [only] = kinds
         return LayerMix(
-            s, np.full(count, model.layers), none, none, np.full(count, share), *only[1:]
+            s, np.full(count, model.all_layers), none, none, np.full(count, share), *only[1:]
         )
     with_embeddings = np.broadcast_to(np.greater(s.pp, 1), count)
     leading = np.where(with_embeddings, model.dense_layers, 0)
-    first = spread_chunks(model.layers, s).add_up(s, 0)
+    first = spread_chunks(model.all_layers, s).add_up(s, 0)
     counts = []
     leading_counts = []
     for kind, _, _ in kinds:
         first_ones = sum(1 for layer in kind.layers if layer < model.dense_layers)
         leading_counts.append(np.where(with_embeddings, first_ones, 0))
         counts.append(len(kind.layers) - leading_counts[-1])
-    layers = model.layers - leading
+    layers = model.all_layers - leading
     shares = [layers_of_kind / layers for layers_of_kind in counts]
     of_embeddings = [kind.times.layer for kind in kinds]
     return LayerMix(

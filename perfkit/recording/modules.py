@@ -50,6 +50,7 @@ _BUILT = {
     "score_cap": False,
     "logit_cap": False,
     "rotary_width": 0,
+    "mtp_layers": 0,
     "qk_norm_of": "head",
     "norm_place": "before",
     "parallel_mlp": False,

@@ -17,7 +17,7 @@ from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph, step, update_one_by_one
 from perfkit.workloads.layer_kinds import find_layer_models
-from perfkit.workloads.layer_types import Add, Scale
+from perfkit.workloads.layer_types import Add, ConcatenateHeads, Scale
 from perfkit.workloads.layers import MLPParallelism
 from perfkit.workloads.mlp_blocks import feed_forward, mix_experts
 from perfkit.workloads.operations import Tensor, Weight
@@ -72,18 +72,17 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
         if most == 1 and model.layers > 1:
             # it represents all layers, and only the first one needs no gradient of its input
             x.needs_gradient = True
-        for layer, model_of_layer in enumerate(find_layer_models(model)[:most]):
+        models_of_layers = find_layer_models(model)
+        recorded = models_of_layers[: model.layers][:most]
+        for layer, model_of_layer in enumerate(recorded):
             tape.layer = layer
             with open_unit(layer):
-                run = partial(_layer, tape, model_of_layer, share)
-                if model.checkpoint and layer < model.checkpoint_layers:
-                    x = layers.recompute(tape, run, x, model.computed_again)
-                else:
-                    x = run(x)
+                x = _run_layer(tape, model_of_layer, share, x)
         tape.module, tape.layer = "head", None
         if not model.causal:
             x = tape.apply(make_activation(model), project(tape, model, x, hidden))
-        x = exchange_tokens(tape, layers.norm(tape, model.norm, x), share, ahead=True)
+        normed = layers.norm(tape, model.norm, x)
+        x = exchange_tokens(tape, normed, share, ahead=True)
         columns = share.words(model)
         weight = words if model.tie else tape.parameter(columns, hidden)
         if model.loss_chunks > 1:
@@ -99,11 +98,50 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
         bias = None
         if model.head_bias or not model.causal:
             bias = tape.parameter(columns)
-        logits = layers.linear(tape, x, weight, bias)
-        if model.scaled_logits:
-            logits = tape.apply(Scale(), logits)
-        if model.logit_cap:
-            logits = layers.cap(tape, logits)
+        losses = [_find_loss(tape, model, share, layers.linear(tape, x, weight, bias))]
+        for number, model_of_layer in enumerate(models_of_layers[model.layers :]):
+            normed = _join_next_token(tape, model, share, normed, words)
+            if most > 1:  # else one layer represents all, also these
+                tape.layer = len(recorded) + number
+                with open_unit(tape.layer):
+                    normed = _run_layer(tape, model_of_layer, share, normed)
+                tape.module, tape.layer = "head", None
+            normed = layers.norm(tape, model.norm, normed)
+            x = exchange_tokens(tape, normed, share, ahead=True)
+            losses.append(_find_loss(tape, model, share, layers.linear(tape, x, weight, bias)))
+    layers.add_losses(tape, losses)
+
+
+def _run_layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
+    """A layer, by the number on the tape, whose backward pass may compute it again."""
+    run = partial(_layer, tape, model, share)
+    if model.checkpoint and tape.layer is not None and tape.layer < model.checkpoint_layers:
+        return layers.recompute(tape, run, x, model.computed_again)
+    return run(x)
+
+
+def _join_next_token(tape: Tape, model: Any, share: RankShare, x: Tensor, words: Tensor) -> Tensor:
+    """The input of a layer that predicts a further token: a projection of two norms, of what the layers
+    before give and of the embeddings of the next tokens. Each rank projects its own tokens."""
+    tokens = share.batch * share.sequence
+    hidden = model.hidden
+    embedded = layers.look_up(tape, words, tokens, share.batch, share.sequence)
+    embedded = exchange_tokens(tape, embedded, share, ahead=False)
+    given = layers.norm(tape, model.norm, x)
+    following = layers.norm(tape, model.norm, embedded)
+    shape = (*x.shape[:2], 1, hidden)
+    both = tape.apply(ConcatenateHeads(), given.view(*shape), following.view(*shape))
+    weight = tape.parameter(hidden, 2 * hidden)
+    return layers.linear(tape, both.view(*x.shape[:2], 2 * hidden), weight)
+
+
+def _find_loss(tape: Tape, model: Any, share: RankShare, logits: Tensor) -> Tensor:
+    """The loss of logits, with the messages of ranks that share the vocabulary."""
+    tokens = share.batch * share.sequence
+    if model.scaled_logits:
+        logits = tape.apply(Scale(), logits)
+    if model.logit_cap:
+        logits = layers.cap(tape, logits)
     if np.any(share.tensor > 1):
         # largest logit, sum of exponentials, and logit of the label
         for _ in range(3):
@@ -114,7 +152,7 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
         narrow = logits
         logits = layers.cast(tape, narrow, 4)
         tape.node(partial(_hold, tape, narrow))
-    layers.cross_entropy(tape, logits, tokens)
+    return layers.cross_entropy(tape, logits, tokens)
 
 
 def _hold(tape: Tape, tensor: Tensor) -> None:

@@ -42,9 +42,9 @@ def list_kinds(model: Any) -> tuple[LayerKind, ...]:
         layer once.
     """
     if not has_unlike_layers(model):
-        return (LayerKind(model, tuple(range(model.layers))),)
+        return (LayerKind(model, tuple(range(model.all_layers))),)
     layers: dict[tuple[bool, bool], list[int]] = {}
-    for layer in range(model.layers):
+    for layer in range(model.all_layers):
         forms = (has_experts(model, layer), has_window(model, layer))
         layers.setdefault(forms, []).append(layer)
     kinds = []
@@ -99,7 +99,7 @@ def has_window(model: Any, layer: int) -> bool:
 def find_layer_models(model: Any) -> list[Any]:
     """Find the model of the kind of each layer, see `LayerKind`, in the order of layers."""
     by_layer = {layer: kind.model for kind in list_kinds(model) for layer in kind.layers}
-    return [by_layer[layer] for layer in range(model.layers)]
+    return [by_layer[layer] for layer in range(model.all_layers)]
 
 
 def _make_uniform(model: Any, *, experts: bool, window: bool) -> Any:

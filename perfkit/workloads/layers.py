@@ -583,9 +583,16 @@ def chunked_cross_entropy(
     start_backward(tape, tape.apply(layer, cast(tape, x, tape.itemsize), _narrow(tape, weight)))
 
 
-def cross_entropy(tape: Tape, logits: Tensor, rows: int) -> None:
-    """Mean cross entropy of `rows` decoded tokens."""
+def cross_entropy(tape: Tape, logits: Tensor, rows: int) -> Tensor:
+    """Mean cross entropy of `rows` decoded tokens, as a loss."""
     labels, wide = tape.tensor(rows, itemsize=8), max(tape.wide, logits.itemsize)
     logarithms = tape.apply(Softmax(logarithm=True), logits.view(rows, logits.numel // rows))
-    loss = tape.apply(NegativeLogLikelihood(), cast(tape, logarithms, wide), labels)
-    start_backward(tape, loss)
+    return tape.apply(NegativeLogLikelihood(), cast(tape, logarithms, wide), labels)
+
+
+def add_losses(tape: Tape, losses: Sequence[Tensor]) -> None:
+    """Let the backward pass start with the first loss, to which the others are added with a weight."""
+    total = losses[0]
+    for loss in losses[1:]:
+        total = tape.apply(Add(), total, tape.apply(Scale(), loss))
+    start_backward(tape, total)

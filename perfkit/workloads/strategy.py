@@ -692,9 +692,9 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     # each chunk of stages whose layers are not stated needs one of the rest
     stated = _find_stated_ends(s)
     stages = stated.other_stages
-    rest = model.layers - s.first_layers - s.last_layers
+    rest = model.all_layers - s.first_layers - s.last_layers
     enough = np.where(stages > 0, rest >= stages * s.chunks, (stages == 0) & (rest == 0))
-    spread = spread_chunks(model.layers, s)
+    spread = spread_chunks(model.all_layers, s)
     first_fits = np.logical_not(stated.first) | (spread.first >= 0)
     last_fits = np.logical_not(stated.last) | (spread.last >= 0)
     experts_divide = (s.ep == 1) | ((model.experts or 1) % s.ep == 0)

@@ -214,6 +214,10 @@ class Transformer:
     score_cap, logit_cap : bool
         Whether a hyperbolic tangent keeps scores of attention, or logits, within a cap (Gemma 2,
         arXiv:2408.00118); scores only where they are stored in memory.
+    mtp_layers : int
+        Layers behind the others that predict further tokens, each with a projection of the layer before
+        and of embeddings, and with the head of the model once more (multi-token prediction of
+        DeepSeek-V3, arXiv:2412.19437, section 2.2); 0 for none [-].
     rotary_width : int
         Width of the part of each head that positions rotate, as in GPT-NeoX and Phi; 0 for all of it
         [-].
@@ -387,6 +391,7 @@ class Transformer:
     sinks: bool = False
     score_cap: bool = False
     logit_cap: bool = False
+    mtp_layers: int = 0
     rotary_width: int = 0
     qk_norm_of: str = "head"
     norm_place: str = "before"
@@ -446,7 +451,7 @@ class Transformer:
             *("kv_heads", "head_width", "inner", "experts", "expert_width", "shared_experts"),
             *("shared_width", "dense_layers", "lora_rank", "padded_positions"),
             *("q_lora_rank", "kv_lora_rank", "rope_width", "value_width"),
-            *("window", "global_interval", "rotary_width"),
+            *("window", "global_interval", "rotary_width", "mtp_layers"),
         ):
             count = check_positive(key, getattr(self, key), integer=True, zero=True)
             set_fields(self, **{key: count})
@@ -497,6 +502,7 @@ class Transformer:
             )
         self._check_window()
         self._check_branches()
+        self._check_further_tokens()
         optimizer = find_optimizer(self.optimizer, dense=True)
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
         checkpoint_layers = check_positive(
@@ -659,6 +665,23 @@ class Transformer:
                 "which nobody checked; leave one out, or capture the model"
             )
 
+    def _check_further_tokens(self) -> None:
+        """Check multi-token prediction; else a ValueError."""
+        if not self.mtp_layers:
+            return
+        unknown = {
+            "causal": not self.causal,
+            "rotary": not self.rotary,
+            "loss_chunks": self.loss_chunks > 1,
+            "lora_rank": self.lora_rank > 0,
+        }
+        for key, is_unknown in unknown.items():
+            if is_unknown:
+                raise ValueError(
+                    f"{key} is {getattr(self, key)!r} with mtp_layers {self.mtp_layers}, which nobody checked; "
+                    "leave it as in DeepSeek-V3, or capture the model with pk.capture"
+                )
+
     @classmethod
     def bert(
         cls, preset: str = "bert-base", *, batch: int = 8, sequence: int = 128, **changes: Any
@@ -815,6 +838,11 @@ class Transformer:
             name = read.model_type
         check_type("name", name, str)
         return cls(name, read.causal, batch, sequence, **values)
+
+    @property
+    def all_layers(self) -> int:
+        """Layers with those that predict further tokens [-]."""
+        return self.layers + self.mtp_layers
 
     @property
     def plain_width(self) -> int:

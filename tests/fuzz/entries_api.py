@@ -163,6 +163,7 @@ TRANSFORMER = {
     "score_cap": MOSTLY_FALSE,
     "logit_cap": True,
     "rotary_width": (0, 0, 8, 3),
+    "mtp_layers": (0, 0, 0, 1, 2),
     "qk_norm": True,
     "qk_norm_of": ("head", "head", "all"),
     "norm_place": ("before", "before", "after", "both"),
