@@ -91,6 +91,24 @@ def _draw_model(rng: np.random.Generator) -> Transformer:
     return Transformer.preset("gpt3-1.3b", batch=1, **settings)
 
 
+#: Forms of layers, as changes of a drawn model: shared experts and first dense layers, experts in
+#: every second layer, latent attention, windows, attention beside the MLP, norms on both sides, and
+#: further tokens.
+_LATENT = {
+    **{"norm": "rms", "gated": True, "rotary": True, "bias": False, "tie": False, "kv_heads": 0},
+    **{"head_width": 128, "rope_width": 64, "q_lora_rank": 512, "kv_lora_rank": 256},
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "first dense layers": {"experts": 8, "top_k": 2, "shared_experts": 1, "dense_layers": 1},
+    "experts in turn": {"experts": 8, "top_k": 2, "expert_interval": 2},
+    "latent attention": _LATENT,
+    "windows in turn": {"window": 256, "global_interval": 2},
+    "parallel MLP": {"parallel_mlp": True, "experts": 0, "top_k": 1},
+    "norms on both sides": {"norm_place": "both", "qk_norm": True},
+    "further token": {"mtp_layers": 1, "rotary": True},
+}
+
+
 def _draw_power(rng: np.random.Generator, most: int) -> int:
     """A power of two, at most 2 to the power of this."""
     return 1 << int(rng.integers(0, most + 1))
@@ -127,13 +145,15 @@ def _draw_strategy(rng: np.random.Generator, model: Transformer) -> Strategy:
     return Strategy(**fields)
 
 
-def draw(count: int, seed: int) -> list[Drawn]:
+def draw(count: int, seed: int, *, form: str | None = None) -> list[Drawn]:
     """Draw random questions that can be asked, on at most 128 ranks.
 
     Parameters
     ----------
     count, seed : int
         How many, and the seed of the draw [-].
+    form : str, optional
+        One of `FORMS`, which all models take.
 
     Returns
     -------
@@ -144,6 +164,8 @@ def draw(count: int, seed: int) -> list[Drawn]:
     drawn: list[Drawn] = []
     while len(drawn) < count:
         model = _draw_model(rng)
+        if form is not None:
+            model = replace(model, **FORMS[form])
         node = str(rng.choice(_NODES))
         bandwidth = _BANDWIDTHS[int(rng.integers(len(_BANDWIDTHS)))]
         execution = str(rng.choice(["eager", "compiled"], p=[2 / 3, 1 / 3]))
@@ -273,10 +295,16 @@ def format_agreements(agreements: Sequence[Agreement]) -> str:
     {
         "--count": {"type": int, "default": 200, "help": "strategies that are drawn"},
         "--seed": {"type": int, "default": 41, "help": "seed of the draw"},
+        "--forms": {"action": "store_true", "help": "of each form of layers, as many for each"},
     }
 )
 def main(given: Any) -> None:
     """How far explore is from the event loop, for random strategies."""
     count = int(check_positive("--count", given.count, integer=True))
-    agreements = [compare(drawn) for drawn in draw(count, given.seed)]
-    print(format_agreements(agreements))
+    if not given.forms:
+        agreements = [compare(drawn) for drawn in draw(count, given.seed)]
+        print(format_agreements(agreements))
+        return
+    for form in FORMS:
+        agreements = [compare(drawn) for drawn in draw(count, given.seed, form=form)]
+        print(f"\n{form}\n{format_agreements(agreements)}")

@@ -9,7 +9,14 @@ import pytest
 
 import perfkit as pk
 from benchmarks import strategies_beside
-from benchmarks.strategies_beside import BAR, compare, draw, format_agreements, list_unevenness
+from benchmarks.strategies_beside import (
+    BAR,
+    FORMS,
+    compare,
+    draw,
+    format_agreements,
+    list_unevenness,
+)
 from perfkit.models.partitions import SCHEDULES
 from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.strategies import price_strategies
@@ -23,6 +30,17 @@ def test_random_strategies_agree_with_the_event_loop() -> None:
     assert np.mean(errors <= BAR) >= 0.95, format_agreements(agreements)
     assert errors.mean() <= 0.01
     assert errors.max() <= 0.06
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_random_strategies_of_forms_of_layers_agree_with_the_event_loop(form: str) -> None:
+    """Where layers with and without experts take turns, closed forms time a mean layer: stages hold
+    unlike mixes, and a large unit of weights is gathered beside a small layer."""
+    agreements = [compare(drawn) for drawn in draw(12, 2042, form=form)]
+    errors = np.abs([agreement.error for agreement in agreements])
+    takes_turns = form == "experts in turn"
+    assert errors.mean() <= (0.06 if takes_turns else 0.015), format_agreements(agreements)
+    assert errors.max() <= (0.25 if takes_turns else 0.07)
 
 
 def test_draws_hold_what_is_asked_about() -> None:
