@@ -668,7 +668,7 @@ def _count_scratch(model: Transformer) -> float:
 
 
 def keep_by_layer(case: Case) -> Array:
-    """Find what a layer keeps for its backward pass, where all or none of it is computed again.
+    """Find what a layer keeps for its backward pass that goes to the host.
 
     Parameters
     ----------
@@ -678,10 +678,15 @@ def keep_by_layer(case: Case) -> Array:
     Returns
     -------
     kept : array
-        Of a micro-batch [B].
+        Of a micro-batch, where all or none of a layer is computed again; 0 without such an offload
+        [B].
     """
+    offloads = case.s.offloads_activations
+    if not np.any(offloads):
+        return np.zeros(case.count)
     checkpoints = np.asarray(case.s.checkpoint)
-    return _keep_by_layer(case, _find_software(case), checkpoints, case.saved_again)
+    kept = _keep_by_layer(case, _find_software(case), checkpoints, case.saved_again)
+    return np.asarray(np.where(offloads, kept, 0.0))
 
 
 def _keep_by_layer(case: Case, software: _Software, checkpoints: np.ndarray, saved: Array) -> Array:
