@@ -69,6 +69,8 @@ def test_a_platform_without_a_host_is_refused_until_it_is_stated(tmp_path: Path)
         l40s.with_host_memory()
     with pytest.raises(ValueError, match="sharers"):
         l40s.with_host_memory(capacity=1e12, bandwidth=4e11, sharers=0)
+    with pytest.raises(ValueError, match="is a CPU"):
+        load_platform("zen5-2").with_host_memory(capacity=1e12)
     stated = l40s.with_host_memory(capacity=1e12, bandwidth=400e9, sharers=2)
     assert stated.host_memory is not None
     assert stated.host_memory.to_host.value == pytest.approx(0.785 * 32e9)

@@ -140,6 +140,11 @@ def with_host_memory(
     sharers: int | None = None,
 ) -> P:
     """Another memory of the host, see `Platform.with_host_memory`."""
+    if platform.device.kind == "cpu":
+        raise ValueError(
+            f"platform {platform.name!r} is a CPU, which has no other memory to offload to; take a GPU, "
+            "such as h100-sxm-8"
+        )
     if capacity is None and bandwidth is None and link is None and sharers is None:
         raise ValueError(
             "capacity, bandwidth, link and sharers are missing; give at least one of them"

@@ -459,8 +459,8 @@ class Platform(Machine, Reported):
         Raises
         ------
         ValueError
-            If neither the arguments nor a usual host say how much memory there is, how fast it is
-            and how it is linked.
+            For a CPU, and if neither the arguments nor a usual host say how much memory there is,
+            how fast it is and how it is linked.
 
         Examples
         --------
