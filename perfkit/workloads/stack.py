@@ -650,7 +650,7 @@ def note_misfits(workload: Any, stack: Stack, *, is_stated: bool = True) -> tupl
         )
     always_has_masters = stack.memory == "megatron" and stack.mixed == "masters"
     if is_stated and always_has_masters and isinstance(first, Transformer):
-        in_low_precision = first.dtype in ("bf16", "fp16", "fp8")
+        in_low_precision = ITEMSIZE.get(first.dtype, 2) == 2
         if in_low_precision and not first.mixed:
             notes.append(
                 f"stack {stack.name!r} keeps weights in fp32 for the optimizer, and this model has "
