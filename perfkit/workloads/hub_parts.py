@@ -1,6 +1,6 @@
 """Keys of `config.json` that are understood together, as fields of a `Transformer`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,8 +65,8 @@ class Part(NamedTuple):
     keys : tuple of str
         The keys.
     read : callable
-        Gives fields of a `Transformer` from `Values`; raises a `ConfigError` for what these cannot
-        say.
+        Gives fields of a `Transformer` from `Values`, also those that are at their defaults where
+        `ModelType.fields` has others; raises a `ConfigError` for what these cannot say.
     """
 
     keys: tuple[str, ...]
@@ -108,12 +108,15 @@ def _read_head_width(values: Values) -> dict[str, Any]:
     return {"head_width": width}
 
 
-def _read_rotation(values: Values) -> dict[str, Any]:
-    """Positions rotate all of a head: scaled angles take the same time, a part of a head does not.
+def _find_rotated_share(values: Values, keys: Sequence[str]) -> Any:
+    """The share of a head that positions rotate: of a table, or of a key of its own; None if nothing
+    says it.
 
     Angles stand in ``rope_parameters``, for each type of layers where these differ; and before
-    version 5 of the library in ``rope_scaling`` and keys of their own.
+    version 5 of the library in ``rope_scaling`` and keys of their own. Scaled angles take the same
+    time.
     """
+    share = None
     for key in ("rope_parameters", "rope_scaling"):
         table = values.keys[key]
         if table is None:
@@ -123,21 +126,151 @@ def _read_rotation(values: Values) -> dict[str, Any]:
                 f"{values.place}: {key} is {show(table)}; it must be an object or null"
             )
         for angles in (table, *table.values()):
-            if not isinstance(angles, dict):
-                continue
-            if not is_equal(angles.get("partial_rotary_factor", 1), 1):
+            if isinstance(angles, dict) and angles.get("partial_rotary_factor") is not None:
+                share = angles["partial_rotary_factor"]
+    for key in keys:
+        if values.keys[key] is not None:
+            share = values.keys[key]
+    return share
+
+
+def _read_rotation(values: Values) -> dict[str, Any]:
+    """Positions rotate all of a head."""
+    share = _find_rotated_share(values, ["partial_rotary_factor"])
+    if share is not None and not is_equal(share, 1):
+        for key in ("partial_rotary_factor", "rope_scaling", "rope_parameters"):
+            if values.keys[key] is not None:
                 raise values.refuse(key, "partial_rotary_factor 1")
-    if not is_equal(values.keys["partial_rotary_factor"] or 1, 1):
-        raise values.refuse("partial_rotary_factor", "1")
     return {}
 
 
+def make_part_rotation(key: str, usual: float) -> Part:
+    """The part of heads of which positions rotate a share.
+
+    Parameters
+    ----------
+    key : str
+        The key of that share, beside that of a table of angles.
+    usual : float
+        The share if nothing says it [-].
+
+    Returns
+    -------
+    part : Part
+        Those keys.
+    """
+
+    def read(values: Values) -> dict[str, Any]:
+        share = _find_rotated_share(values, [key])
+        if share is None:
+            share = usual
+        number = read_number(share)
+        width = values.read_size("hidden_size") // values.read_size("num_attention_heads")
+        rotated = 0
+        if number is not None and 0 < number <= 1:
+            rotated = int(number * width)
+        if rotated == 0 or rotated % 2 != 0:
+            raise ConfigError(
+                f"{values.place}: {key} is {show(share)}, the share of a head of {width} that positions rotate; it "
+                "must be above 0, at most 1, and give an even number"
+            )
+        if rotated == width:
+            return {}
+        return {"rotary_width": rotated}
+
+    return Part((key, "rope_parameters", "rope_scaling"), read)
+
+
+def _read_rotated_width(values: Values) -> dict[str, Any]:
+    """How much of a head positions rotate in GPT-J: all of it if it is null."""
+    if values.keys["rotary_dim"] is None:
+        return {}
+    width = values.read_size("rotary_dim")
+    if width * values.read_size("n_head") == values.read_size("n_embd"):
+        return {}
+    return {"rotary_width": width}
+
+
+def _read_caps(values: Values) -> dict[str, Any]:
+    """Caps of scores and logits; scores with a cap are computed in memory, as the library advises."""
+    caps = {"score_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"}
+    fields: dict[str, Any] = {"score_cap": False, "logit_cap": False, "attention": "fused"}
+    for field, key in caps.items():
+        if values.keys[key] is None:
+            continue
+        check_positive(f"{values.place}: {key}", values.keys[key])
+        fields[field] = True
+    if fields["score_cap"]:
+        fields["attention"] = "eager"
+    return fields
+
+
+def _read_parallel(values: Values) -> dict[str, Any]:
+    """Whether attention and MLP work side by side, with a norm of each."""
+    if values.read_switch("use_parallel_residual"):
+        return {"parallel_mlp": True, "parallel_norms": 2}
+    return {"parallel_mlp": False, "parallel_norms": 1}
+
+
+def _read_falcon(values: Values) -> dict[str, Any]:
+    """Heads of keys, norms, biases and the width of the MLP of Falcon."""
+    is_new = values.read_switch("new_decoder_architecture")
+    has_one_head = values.read_switch("multi_query")
+    kv_heads = values.read_size("num_attention_heads")
+    if is_new and values.keys["num_kv_heads"] is not None:
+        kv_heads = values.read_size("num_kv_heads")
+    elif has_one_head and not is_new:
+        kv_heads = 1
+    norms = 1
+    if is_new:
+        norms = 2
+        if values.keys["num_ln_in_parallel_attn"] is not None:
+            norms = values.read_size("num_ln_in_parallel_attn")
+    fields: dict[str, Any] = {"kv_heads": kv_heads, "bias": values.read_switch("bias")}
+    if values.read_switch("parallel_attn") or is_new:
+        fields |= {"parallel_mlp": True, "parallel_norms": norms}
+    else:
+        fields |= {"parallel_mlp": False, "parallel_norms": 1}
+    if values.keys["ffn_hidden_size"] is not None:
+        fields["inner"] = values.read_size("ffn_hidden_size")
+    return fields
+
+
+def _read_shared_expert(values: Values) -> dict[str, Any]:
+    """Experts of Qwen2-MoE, and one with a gate that all tokens go to."""
+    return {
+        "experts": values.read_size("num_experts"),
+        "top_k": values.read_size("num_experts_per_tok"),
+        "expert_width": values.read_size("moe_intermediate_size"),
+        "shared_experts": 1,
+        "shared_width": values.read_size("shared_expert_intermediate_size"),
+        "shared_gate": True,
+    }
+
+
+def _read_all_biases(values: Values) -> dict[str, Any]:
+    """Biases of all products, or of none."""
+    return {"bias": values.read_switch("use_bias")}
+
+
 def _read_biases(values: Values) -> dict[str, Any]:
-    """Biases of attention and of the two products, which have both or none."""
+    """Biases of attention, and of MLPs."""
     of_attention = values.read_switch("attention_bias")
-    if values.read_switch("mlp_bias") != of_attention:
-        raise values.refuse("mlp_bias", f"{show(of_attention)}, as attention_bias")
-    return {"bias": of_attention}
+    of_mlp = values.read_switch("mlp_bias")
+    if of_attention == of_mlp:
+        return {"bias": of_attention}
+    return {"qkv_bias": of_attention, "output_bias": of_attention, "mlp_bias": of_mlp}
+
+
+def _read_attention_biases(values: Values) -> dict[str, Any]:
+    """Biases of attention alone."""
+    of_attention = values.read_switch("attention_bias")
+    return {"qkv_bias": of_attention, "output_bias": of_attention}
+
+
+def _read_query_biases(values: Values) -> dict[str, Any]:
+    """Biases of queries, keys and values alone."""
+    return {"qkv_bias": values.read_switch("qkv_bias")}
 
 
 def _read_layer_types(values: Values) -> dict[str, Any]:
@@ -151,6 +284,60 @@ def _read_layer_types(values: Values) -> dict[str, Any]:
         if name != "full_attention":
             raise values.refuse("layer_types", "'full_attention' of each layer")
     return {}
+
+
+def make_windows(usual: int, *pattern: str) -> Part:
+    """The part of layers with windows, of which every so many has none.
+
+    Parameters
+    ----------
+    usual : int
+        Layers of which the last one sees all tokens, where the file says nothing [-].
+    *pattern : str
+        Keys with this number.
+
+    Returns
+    -------
+    part : Part
+        Those keys, the width of windows, and the list of layers.
+    """
+
+    def read(values: Values) -> dict[str, Any]:
+        interval = usual
+        for key in pattern:
+            if values.keys[key] is not None:
+                interval = values.read_size(key)
+        layers = values.read_size("num_hidden_layers")
+        listed = values.keys["layer_types"]
+        if listed is not None:
+            interval = _find_interval(values, layers)
+        if values.keys["sliding_window"] is None:
+            raise values.refuse("sliding_window", "the width of a window")
+        window = values.read_size("sliding_window")
+        if interval == 1 or window >= values.read_size("max_position_embeddings"):
+            return {}
+        if interval > layers:
+            return {"window": window}
+        return {"window": window, "global_interval": interval}
+
+    return Part(("sliding_window", "layer_types", *pattern), read)
+
+
+def _find_interval(values: Values, layers: int) -> int:
+    """Of how many layers the last one sees all tokens; more than there are if none does."""
+    listed = values.keys["layer_types"]
+    is_list = isinstance(listed, list) and len(listed) == layers
+    if not is_list or not {*map(str, listed)} <= {"sliding_attention", "full_attention"}:
+        raise values.refuse(
+            "layer_types", f"'sliding_attention' or 'full_attention' of each of {layers} layers"
+        )
+    interval = layers + 1
+    if "full_attention" in listed:
+        interval = listed.index("full_attention") + 1
+    for number, name in enumerate(listed, start=1):
+        if (name == "full_attention") != (number % interval == 0):
+            raise values.refuse("layer_types", "every so many layers with full_attention alone")
+    return interval
 
 
 def _read_experts_everywhere(values: Values) -> dict[str, Any]:
@@ -256,12 +443,13 @@ def make_activation(*keys: str) -> Part:
 
 
 def _read_window(values: Values) -> dict[str, Any]:
-    """A window that is as wide as the model has positions hides no token."""
+    """A window, unless it is as wide as the model has positions."""
     if values.keys["sliding_window"] is None:
         return {}
-    if values.read_size("sliding_window") < values.read_size("max_position_embeddings"):
-        raise values.refuse("sliding_window", "null, or no less than max_position_embeddings")
-    return {}
+    window = values.read_size("sliding_window")
+    if window >= values.read_size("max_position_embeddings"):
+        return {}
+    return {"window": window}
 
 
 def _read_opt(values: Values) -> dict[str, Any]:
@@ -356,14 +544,11 @@ def _read_deepseek_experts(values: Values) -> dict[str, Any]:
 
 
 def _read_further_tokens(values: Values) -> dict[str, Any]:
-    """Modules that predict tokens behind the next one."""
-    for key in ("num_nextn_predict_layers", "num_mtp_layers"):
-        if _read_count(values, key):
-            raise ConfigError(
-                f"{values.place}: {key} is {show(values.keys[key])}; a Transformer predicts the next token "
-                f"alone; give a dict with {key} 0 for the main model, or take pk.capture"
-            )
-    return {}
+    """Modules that predict tokens behind the next one, by the older key or the newer one."""
+    count = _read_count(values, "num_mtp_layers")
+    if values.keys["num_nextn_predict_layers"] is not None:
+        count = _read_count(values, "num_nextn_predict_layers")
+    return {"mtp_layers": count}
 
 
 def _read_storage(values: Values) -> dict[str, Any]:
@@ -423,6 +608,32 @@ HEAD_WIDTH = Part(("head_dim",), _read_head_width)
 ROTATION = Part(("rope_parameters", "rope_scaling", "partial_rotary_factor"), _read_rotation)
 #: Biases of attention and MLP.
 BIASES = Part(("attention_bias", "mlp_bias"), _read_biases)
+#: Biases of attention alone, of queries, keys and values alone, and of all products.
+ATTENTION_BIASES = Part(("attention_bias",), _read_attention_biases)
+QUERY_BIASES = Part(("qkv_bias",), _read_query_biases)
+ALL_BIASES = Part(("use_bias",), _read_all_biases)
+#: Width of the part of heads that GPT-J rotates.
+ROTATED_WIDTH = Part(("rotary_dim",), _read_rotated_width)
+#: Caps of scores and logits.
+CAPS = Part(("attn_logit_softcapping", "final_logit_softcapping"), _read_caps)
+#: MLPs beside attention.
+PARALLEL_RESIDUAL = Part(("use_parallel_residual",), _read_parallel)
+#: Layers of Falcon.
+FALCON = Part(
+    (
+        *("new_decoder_architecture", "multi_query", "num_kv_heads", "num_ln_in_parallel_attn"),
+        *("bias", "parallel_attn", "ffn_hidden_size"),
+    ),
+    _read_falcon,
+)
+#: Experts of Qwen2-MoE.
+SHARED_EXPERT = Part(
+    (
+        *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+        "shared_expert_intermediate_size",
+    ),
+    _read_shared_expert,
+)
 #: Which tokens each layer sees.
 LAYER_TYPES = Part(("layer_types",), _read_layer_types)
 #: Which layers have experts.

@@ -824,10 +824,10 @@ class Transformer:
         ...           "intermediate_size": 14336, "max_position_embeddings": 8192}
         >>> Transformer.from_config(config, sequence=4096).graphs()[0].parameters
         8030261248
-        >>> Transformer.from_config({**config, "attention_bias": True})
+        >>> Transformer.from_config({**config, "hidden_act": "relu"})
         Traceback (most recent call last):
         ...
-        perfkit.workloads.hub_parts.ConfigError: config: mlp_bias is False; a Transformer can say True, as attention_bias; for anything else build the model in PyTorch and take pk.capture
+        perfkit.workloads.hub_parts.ConfigError: config: hidden_act is 'relu'; a Transformer can say "silu" or "swish"; for anything else build the model in PyTorch and take pk.capture
         """
         _check_changes(changes)
         read = read_hub_config(config, changes)
