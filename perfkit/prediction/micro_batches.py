@@ -659,7 +659,12 @@ def gathers_fp8(model: Transformer, s: Strategy) -> Any:
 
 
 def record_micro_batch(
-    model: Transformer, s: Strategy, execution: str | None, *, pads_products: bool = True
+    model: Transformer,
+    s: Strategy,
+    execution: str | None,
+    *,
+    pads_products: bool = True,
+    is_first_layer: bool = False,
 ) -> MicroBatch:
     """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then
     those of strategies.
@@ -706,6 +711,7 @@ def record_micro_batch(
         keeps_fp8=bool(np.all(keeps_fp8(model, s))),
         gathers_fp8=bool(np.all(gathers_fp8(model, s))),
         has_buffers=bool(np.all(s.buffers)),
+        is_first_layer=is_first_layer,
     )
     if execution == "compiled":
         refuse_hooks(model.optimizer_in_backward)
@@ -836,7 +842,27 @@ def price_micro_batch(
         moments=find_moments(lives),
         spread=_estimate_spread(costs),
     )
+    if model.lora_rank and model.layers > 1:
+        first = record_micro_batch(
+            model, s, execution, pads_products=pads_products, is_first_layer=True
+        )
+        costs = _price_kernels(first, platform, model.layers)
+        rows = _list_rows(first, costs, messages, s, contention)
+        times = _shorten_first_layer(times, rows)
     return map_arrays(_leave_out_odd_sizes, times)
+
+
+def _shorten_first_layer(times: MicroBatchTimes, rows: _Rows) -> MicroBatchTimes:
+    """Take from the backward pass of the embeddings what the first layer does less than others: no
+    gradient of its input is wanted where embeddings are frozen."""
+    none = np.zeros(rows.device.shape[1])
+    first = _time_region(rows, "layers", none, none, none, none).backward
+    layer, embeddings = times.layer.backward, times.embeddings
+    backward = embeddings.backward._replace(
+        device=embeddings.backward.device + first.device - layer.device,
+        host=embeddings.backward.host + first.host - layer.host,
+    )
+    return times._replace(embeddings=embeddings._replace(backward=backward))
 
 
 def _leave_out_odd_sizes(values: Array) -> Array:
@@ -995,10 +1021,14 @@ def _time_attention(rows: _Rows, recomputed: bool) -> AttentionWork:
         backward = backward[len(forward) :]
 
     def add_up(core: np.ndarray) -> Work:
+        if not len(core):  # a frozen layer that no gradient passes
+            return Work(np.zeros(rows.device.shape[1]), np.zeros(()))
         all_between = slice(core.min(), core.max() + 1)
         return Work(rows.add_device(all_between), rows.hosts.operations[all_between].sum())
 
     def lengthen(core: np.ndarray) -> Array:
+        if not len(core):
+            return np.zeros(())
         fixed = rows.fixed[core.min() : core.max() + 1]
         return np.asarray(fixed.sum() if len(fixed) == 1 else 0.0)
 

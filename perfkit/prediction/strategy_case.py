@@ -646,6 +646,8 @@ def add_slowest_end(case: Case, by_region: ByRegion[Array]) -> Array:
     phase_by_phase = np.maximum(np.maximum(first_passes, last_passes), 0.0).sum(axis=0)
     slowest = np.where(case.schedule.runs_phase_by_phase, phase_by_phase, slowest)
     both = np.maximum(first, 0.0) + np.maximum(last, 0.0)
+    # a frozen first layer takes less than others, which is taken from the embeddings
+    both = np.where(case.s.pp == 1, first + last, both)
     return np.asarray(np.where(case.meets_both_ends, both, slowest))
 
 

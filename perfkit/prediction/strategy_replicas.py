@@ -436,9 +436,10 @@ def _share_alone(case: Case, passes: Passes, exchange: Exchange, kernel_share: A
 
 
 def _list_units(case: Case, one_pass: ByRegion[Work]) -> ShardedPass:
-    """Kernels of the units of a pass in the order of the forward pass."""
+    """Kernels of the units of a pass in the order of the forward pass; that of the embeddings may hold
+    what a frozen first layer takes less than others, which hides no message."""
     return ShardedPass(
-        first=one_pass.embeddings.device,
+        first=np.maximum(one_pass.embeddings.device, 0.0),
         layer=one_pass.layer.device,
         last=one_pass.head.device,
         layers=case.layers,

@@ -43,9 +43,18 @@ EXCHANGES = ("buckets", "shards")
 _TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes")
 
 
-def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_unit: Any) -> None:
+def record_forward(
+    tape: Tape,
+    model: Any,
+    share: RankShare,
+    most: int,
+    open_unit: Any,
+    *,
+    stands_for_all: bool = False,
+) -> None:
     """Record the forward pass of a micro-batch, with at most so many layers; `open_unit` makes
-    their weights ready."""
+    their weights ready. A single layer may stand for all, of which only the first one has no gradient
+    of its input where embeddings are frozen."""
     hidden = model.hidden
     batch, sequence = share.batch, share.sequence
     tokens = batch * sequence
@@ -69,8 +78,7 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
             types = layers.look_up(tape, of_types, batch * rows, batch, rows)
             x = layers.norm(tape, model.norm, tape.apply(Add(), x, types))
         x = layers.dropout(tape, model.dropout, x)
-        if most == 1 and model.layers > 1:
-            # it represents all layers, and only the first one needs no gradient of its input
+        if stands_for_all:  # and only the first layer needs no gradient of its input
             x.needs_gradient = True
         models_of_layers = find_layer_models(model)
         recorded = models_of_layers[: model.layers][:most]
@@ -568,6 +576,7 @@ def record_part(
     keeps_fp8: bool = False,
     gathers_fp8: bool = False,
     has_buffers: bool = False,
+    is_first_layer: bool = False,
 ) -> RecordedPart:
     """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of
     their weights.
@@ -596,6 +605,9 @@ def record_part(
         Whether ranks gather the weights of products in fp8 in this format.
     has_buffers : bool, optional
         Whether sums are kept in the format in which ranks reduce them.
+    is_first_layer : bool, optional
+        Whether the layer is the first one, not one that represents all; they differ where the
+        embeddings are frozen.
 
     Returns
     -------
@@ -623,7 +635,9 @@ def record_part(
     tape.fuses_sums = fuses_sums
     tape.keeps_fp8, tape.fp8_recipe = keeps_fp8, model.fp8_recipe
     tape.gathers_fp8 = gathers_fp8
-    record_forward(tape, model, share, 1, nullcontext)
+    record_forward(
+        tape, model, share, 1, nullcontext, stands_for_all=model.layers > 1 and not is_first_layer
+    )
     weights = _count_by_region(tape)
     trained = _count_by_region(tape, trained_alone=True)
     wide = 4 if model.mixed else tape.itemsize
