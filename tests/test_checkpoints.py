@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 import perfkit as pk
+from benchmarks.strategies_beside import compare, draw
 from perfkit.models.checkpoints import CHECKPOINTS, EVERY_LAYER, find_checkpoint, recomputes
 from perfkit.models.partitions import activation_bytes
 from perfkit.prediction.memory import measure_memory
@@ -20,7 +21,7 @@ from perfkit.prediction.stages import make_stages
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.strategy import Strategy
-from perfkit.workloads.transformer import Transformer
+from perfkit.workloads.transformer import Transformer, can_compute_again
 
 GPU = pk.load_platform("h100-sxm-8")
 LLAMA = Transformer.preset(
@@ -307,6 +308,27 @@ def test_each_layer_more_takes_longer_and_holds_less(way: str) -> None:
     # each as much as the others, but for the layer that runs
     steps = np.diff(times)
     assert steps == pytest.approx(np.full(layers, steps.mean()), rel=0.05)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_forms_keep_drawn_strategies_as_near_as_they_are() -> None:
+    """Both roads differ by at most 2 % more with a checkpoint of some layers than without."""
+    rng = np.random.default_rng(7)
+    compared = 0
+    for drawn in draw(20, seed=7):
+        form = str(rng.choice(["full", "norms", "norms+activation", "mlp", "experts"]))
+        layers = int(rng.choice([EVERY_LAYER, 1, 2]))
+        sends_again = recomputes(form, "experts") and drawn.strategy.overlap_experts
+        if not can_compute_again(drawn.model, form) or sends_again:
+            continue
+        errors = []
+        for name, count in (("none", EVERY_LAYER), (form, layers)):
+            strategy = replace(drawn.strategy, checkpoint=name, checkpoint_layers=count)
+            agreement = compare(drawn._replace(strategy=strategy))
+            errors.append(abs(agreement.error))
+        assert errors[1] <= errors[0] + 0.02, (form, layers, drawn)
+        compared += 1
+    assert compared >= 10
 
 
 # -- what fits
