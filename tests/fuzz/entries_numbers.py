@@ -150,6 +150,7 @@ FORMS: tuple[Example, ...] = (
     example(roofline.gemm_flops, m=100, n=100, k=100, batch=8),
     example(roofline.gemm_bytes, m=100, n=100, k=100, batch=8, itemsize=2),
     example(roofline.attention_flops, batch=8, heads=16, sequence=100, head_dim=64),
+    example(roofline.attended_keys, keys=100, window=64),
     example(roofline.attention_work, flops=100, width=96, keys=100, diagonal=64),
     example(roofline.rowwise_time, rows=100, columns=64, nbytes=120, bandwidth=32, per_row=0.5),
     example(kernels.capped_clock, power=1, idle_share=0.25),
