@@ -506,10 +506,12 @@ def _read_scales(values: Values) -> dict[str, Any]:
 
 
 def _read_count(values: Values, key: str) -> int:
-    """A whole number from 0, or 0 for null [-]."""
+    """A whole number from 0 to 1000, or 0 for null [-]."""
     if values.keys[key] is None:
         return 0
-    count: int = check_positive(f"{values.place}: {key}", values.keys[key], integer=True, zero=True)
+    count: int = check_positive(
+        f"{values.place}: {key}", values.keys[key], integer=True, zero=True, maximum=1000
+    )
     return count
 
 
@@ -519,7 +521,7 @@ def _read_latent_attention(values: Values) -> dict[str, Any]:
     plain = values.read_size("qk_nope_head_dim")
     value = values.read_size("v_head_dim")
     fields = {
-        "q_lora_rank": _read_count(values, "q_lora_rank"),
+        "q_lora_rank": values.read_size("q_lora_rank") if values.keys["q_lora_rank"] else 0,
         "kv_lora_rank": values.read_size("kv_lora_rank"),
         "head_width": plain,
         "rope_width": values.read_size("qk_rope_head_dim"),
