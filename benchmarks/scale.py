@@ -231,7 +231,9 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
     alone.
 
     Pipelines have as many micro-batches as ranks, the default until January 2025 (torchtitan, pull
-    781). Tables 1 and 3 have selective checkpoints by operation.
+    781). Tables 1 and 3 have selective checkpoints by operation. Products in fp8 have a scale for each
+    matrix, the only recipe that torchtitan had then; the tables do not say whether weights are gathered
+    in fp8.
     """
     for row in _read("torchtitan_h100.csv"):
         words = row["parallelism"].split()
@@ -242,7 +244,9 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
         counts["micro_batch"] = int(row["local_batch"]) // counts["pp"]
         name = row["model"].replace("llama-3.1-", "llama3-")
         settings = {**_HALF, **_LLAMA, "attention": "flash2"}
-        settings["dtype"] = "fp8" if "fp8" in row["precision"] else "bf16"
+        settings["dtype"] = "bf16"
+        if "fp8" in row["precision"]:
+            settings |= {"dtype": "fp8", "fp8_recipe": "tensorwise"}
         batch = int(row["global_batch"])
         strategy = _share(
             counts,

@@ -49,6 +49,26 @@ def add_up_casts(graph: pk.Graph) -> Mapping[str, float]:
     return found
 
 
+def test_checkpoints_per_operation_save_the_scales_of_whole_operands() -> None:
+    """torchtitan saves `aten.max`: what runs again is a cast with a known scale."""
+    llama = pk.Transformer.preset(
+        "llama-2-7b", batch=1, sequence=128, layers=1, dtype="fp8", fp8_recipe="tensorwise"
+    )
+
+    def count_again(recipe: str) -> list[float]:
+        found = []
+        for checkpoint in ("none", "per_op"):
+            model = replace(llama, fp8_recipe=recipe, checkpoint=checkpoint)
+            found.append(add_up_casts(model.graphs(1, None, accelerator=True)[0]))
+        plain, again = found
+        return [again[key] - plain[key] for key in ("backward", "backward kernels")]
+
+    assert count_again("tensorwise") == count_again("delayed")
+    # operand and weight of the first, third, ... of seven products; their results are saved
+    assert count_again("delayed")[1] > 0
+    assert count_again("rowwise")[1] == count_again("delayed")[1]
+
+
 @pytest.mark.parametrize(
     ("recipe", "forward", "backward", "kernels"),
     [

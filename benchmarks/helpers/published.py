@@ -154,6 +154,9 @@ def _read_step(published: PublishedSet, row: Mapping[str, str]) -> PublishedStep
 def _state_facts(name: str, row: Mapping[str, str]) -> pk.Stack:
     """The stack with the facts that a row states: the recipe of fp8 in its note or its id.
 
+    The page of torchao's rows calls them "tensorwise with float8 all-gather" and "rowwise with bfloat16
+    all-gather".
+
     NVIDIA's submissions to MLPerf are NeMo programs, whose scripts of fp8 runs reduce gradients in
     bf16 (`model.optim.grad_sync_dtype=bf16`; NeMo Framework user guide, communication overlap).
     """
@@ -162,7 +165,8 @@ def _state_facts(name: str, row: Mapping[str, str]) -> pk.Stack:
         stack = replace(stack, reduce_dtype="bf16")
     for words, recipe in _RECIPES.items():
         if words in row["note"] or f"-{words}-" in row["id"]:
-            return replace(stack, fp8_recipe=recipe)
+            gathers = name == "fsdp-compiled" and recipe == "tensorwise"
+            return replace(stack, fp8_recipe=recipe, fp8_gathers=gathers)
     return stack
 
 

@@ -29,8 +29,8 @@ class Checkpoint:
     keeps_input_alone : bool
         Whether the layer keeps only its input.
     saves_products : bool
-        Whether the results of every other product, of attention and of reduce_scatter are saved, and
-        all else is computed again.
+        Whether the results of every other product, of attention and of reduce_scatter, and the
+        scales of whole operands of fp8 are saved, and all else is computed again.
     """
 
     name: str
@@ -61,7 +61,7 @@ CHECKPOINTS: Mapping[str, Checkpoint] = MappingProxyType(
             # Korthikanti et al. 2023, arXiv:2205.05198, section 5; Megatron-LM's core_attn
             Checkpoint("selective", ("attention",)),
             Checkpoint("full", CHECKPOINT_PARTS, keeps_input_alone=True),
-            # torchtitan, selective_ac_option "op"
+            # torchtitan, selective_ac_option "op"; its list of what is saved has aten.max, too
             Checkpoint("per_op", saves_products=True),
             # Megatron-LM, --recompute-modules layernorm, moe_act, mlp and moe
             Checkpoint("norms", ("norms",)),

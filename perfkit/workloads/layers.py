@@ -13,6 +13,7 @@ from perfkit.models.checkpoints import Checkpoint
 from perfkit.models.distributions import distinct_rows
 from perfkit.models.embedding import exact_backward_bytes, row_traffic
 from perfkit.models.optimizers import find_optimizer
+from perfkit.workloads.fp8 import CAST_SCALED, RECIPES
 from perfkit.workloads.layer_types import (
     Add,
     BatchedProduct,
@@ -280,6 +281,8 @@ def _take_saved(
                 continue
             tape.saved[storage] = made.storage
     for operation in run_again:
+        if checkpoint.saves_products and operation.label.name == CAST_SCALED:
+            _take_saved_scale(operation)
         accesses = []
         for access in operation.accesses:
             storage = tape.saved.get(access.storage, access.storage)
@@ -294,6 +297,22 @@ def _take_saved(
                     held = access._replace(nbytes=0.0, is_write=False)
                     run_again[0].accesses.append(held)
     tape.operations += run_again
+
+
+def _take_saved_scale(cast: RecordedOperation) -> None:
+    """Let a cast to fp8 that runs again take the scale of its whole operand from the forward pass:
+    it finds none, so that it is one kernel, as a cast with a known scale.
+
+    Scales of rows and blocks are found in the pass that casts.
+    """
+    of_whole_operand = RECIPES["tensorwise"].cast
+    if cast.label.variant != of_whole_operand.variant:
+        return
+    cast.label = cast.label._replace(name="_to_copy", variant="_to_copy")
+    passes_for_scale = of_whole_operand.kernels - 1
+    cast.accesses = cast.accesses[passes_for_scale:]
+    launches = cast.host_calls.launches - passes_for_scale
+    cast.host_calls = cast.host_calls._replace(launches=launches)
 
 
 def _find_computed_again(
