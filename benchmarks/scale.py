@@ -233,7 +233,9 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
     Pipelines have as many micro-batches as ranks, the default until January 2025 (torchtitan, pull
     781). Tables 1 and 3 have selective checkpoints by operation. Products in fp8 have a scale for each
     matrix, the only recipe that torchtitan had then; the tables do not say whether weights are gathered
-    in fp8.
+    in fp8. Ranks that share products cast their share of the operand before they gather it
+    (Float8ColwiseParallel of torchao), of which perfkit knows nothing: those casts are priced as with
+    known scales. The cards were limited to 500 W.
     """
     for row in _read("torchtitan_h100.csv"):
         words = row["parallelism"].split()
@@ -246,7 +248,9 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
         settings = {**_HALF, **_LLAMA, "attention": "flash2"}
         settings["dtype"] = "bf16"
         if "fp8" in row["precision"]:
-            settings |= {"dtype": "fp8", "fp8_recipe": "tensorwise"}
+            settings["dtype"] = "fp8"
+            if counts["tp"] == 1:
+                settings["fp8_recipe"] = "tensorwise"
         batch = int(row["global_batch"])
         strategy = _share(
             counts,
@@ -258,7 +262,7 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
         yield Row(
             source="torchtitan",
             group=f"{name} {row['sequence']}",
-            device="h100-sxm 2.4e12 5e10",
+            device="h100-sxm 2.4e12 5e10 500",
             model=_make(name, batch, int(row["sequence"]), _SHAPES[name], **settings),
             strategy=strategy,
             execution="compiled" if row["compiled"] == "yes" else "eager",
@@ -423,15 +427,24 @@ def _fit_scales(source: str) -> Scales:
     return fit_scales(steps, gpu_context.GENERATIONS)
 
 
+def find_cluster(device: str, ranks: int) -> Platform:
+    """A cluster of the device of a row, without scales.
+
+    `device` may name the bandwidth of its memory and of the link between nodes [B/s] and its power
+    cap [W], too.
+    """
+    name, *facts = device.split()
+    bandwidth, link, power = facts or ("", "", "")
+    platform = gpu_context.find_platform(name, ranks, bandwidth, link)
+    if power:
+        platform = platform.with_power(float(power))
+    return platform
+
+
 @cache
 def _find_platform(device: str, ranks: int, source: str) -> Platform:
-    """A cluster with scales that are fitted to the steps of all other sources.
-
-    `device` may name the bandwidth of its memory and of the link between nodes, too [B/s].
-    """
-    words = device.split()
-    name = words[0]
-    bandwidth, link = words[1:] if len(words) == 3 else ("", "")
+    """A cluster with scales that are fitted to the steps of all other sources."""
+    name = device.split()[0]
     generation = name.partition("-")[0]
     if generation not in gpu_context.GENERATIONS:  # only recipes of NVIDIA ran on it
         local = load_platform(gpu_context.NODES[generation])
@@ -439,7 +452,7 @@ def _find_platform(device: str, ranks: int, source: str) -> Platform:
             local = local.with_link("inter", bandwidth=9e11, latency=2e-6)
         local = replace(local, context=replace(local.context, stacks={}))
         return local.with_nodes(max(ranks // local.network.ranks_per_node, 1))
-    platform = gpu_context.find_platform(name, ranks, bandwidth, link)
+    platform = find_cluster(device, ranks)
     text = f"all but {source}"
     scales = _fit_scales(source)
     return add_published(platform, scales, generation, source=text, date="2026-11-23")
@@ -521,7 +534,7 @@ def predict_memory(row: Row) -> PredictedMemory:
 
     The loss was not compiled, and its tensors are the largest.
     """
-    platform = gpu_context.find_platform("h100-sxm", row.strategy.ranks, *row.device.split()[1:])
+    platform = find_cluster(row.device, row.strategy.ranks)
     columns = price_strategies(
         row.model, platform, Strategy.stack([row.strategy]), "eager", stack="torchtitan"
     )

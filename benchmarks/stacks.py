@@ -65,7 +65,7 @@ _BLACKWELL = ("b200", "gb200")
 #: GPUs of a node of all but GB200.
 _NODE = 8
 #: Day on which the levels were fitted.
-_DATE = "2026-11-27"
+_DATE = "2026-11-28"
 #: Draws of half of the groups.
 _DRAWS = 10
 #: Least difference of the logarithms of two times that are ranked [-].

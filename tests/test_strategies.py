@@ -136,10 +136,8 @@ def test_published_steps_that_no_scale_was_fitted_to(
     assert len(rows) == count
     errors = []
     for row in rows:
-        name = row.device.split()[0]
-        facts = row.device.split()[1:] or ["", ""]
-        platform = gpu_context.find_platform(name, row.strategy.ranks, *facts)
-        node = load_platform(gpu_context.NODES[name.partition("-")[0]])
+        platform = scale.find_cluster(row.device, row.strategy.ranks)
+        node = load_platform(gpu_context.NODES[row.device.partition("-")[0]])
         with_context = replace(platform, context=node.context)
         priced = price(row.model, row.strategy, with_context, row.execution)
         errors.append(priced["time"] / row.seconds - 1)
