@@ -3,13 +3,17 @@ whose captured operations a test sets beside those of the builder."""
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+import pytest
 
-from perfkit.recording.modules import make_optimizer
 from perfkit.workloads.layer_kinds import has_experts
 from perfkit.workloads.transformer import Transformer
+
+torch = pytest.importorskip("torch", reason="the twins need torch: pip install 'perfkit[measure]'")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+from perfkit.recording.modules import make_optimizer  # noqa: E402
 
 # Kernels that Transformer Engine has and PyTorch lacks: copies of tokens for their experts, and sums of
 # their results with the weights of the router.

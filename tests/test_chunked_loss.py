@@ -199,7 +199,7 @@ def test_a_stack_says_in_how_many_pieces() -> None:
 def test_what_pieces_cannot_be_is_refused() -> None:
     bert = pk.Transformer.bert("bert-base", batch=8)
     with pytest.raises(
-        ValueError, match="loss_chunks is 2, and the head of this model has a bias or"
+        ValueError, match="loss_chunks is 2, and the head of this model has a bias, or"
     ):
         replace(bert, loss_chunks=2)
     for wrong in (0, 1.5, 2**11):

@@ -10,7 +10,8 @@ import pytest
 import perfkit as pk
 from perfkit.models.offload import FROM_HOST, HOST_UPDATE, TO_HOST, UPDATE_SHARE, host_update_bytes
 from perfkit.platform.gallery import load_platform
-from perfkit.platform.host_memory import find_host_cost, find_host_memory, find_host_share
+from perfkit.platform.host_costs import find_host_cost
+from perfkit.platform.host_memory import find_host_memory, find_host_share
 from perfkit.platform.platform import Platform
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")

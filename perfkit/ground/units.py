@@ -450,7 +450,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     ]
     hints = [f"; did you mean {close!r}?" for close in begun or near]
     named = [choice or "''" for choice in known]  # where none is a choice, too
-    listed = escape(", ".join(named) or "none", 1000)
+    listed = escape(", ".join(named) or "none", 900)
     raise ValueError(f"{name} is {show(value)}; known are {listed}{''.join(hints[:1])}")
 
 

@@ -291,8 +291,10 @@ def attended_keys(keys: Values, window: Values) -> Values:
 
     Examples
     --------
-    >>> attended_keys(16384, 4096), 8192 / attended_keys(16384, 4096)
-    (3584.0, 2.2857142857142856)
+    >>> float(attended_keys(16384, 4096))
+    3584.0
+    >>> round(float(8192 / attended_keys(16384, 4096)), 2)
+    2.29
     """
     seen = np.minimum(window, keys)
     return seen - seen * seen / (2.0 * keys)

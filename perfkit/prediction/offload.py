@@ -5,12 +5,11 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array, show
-from perfkit.models.offload import HOST_UPDATE, host_update_bytes
+from perfkit.models.offload import host_update_bytes
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.host_memory import find_host_memory
 from perfkit.platform.platform import Platform
 from perfkit.prediction.micro_batches import Sizes
-from perfkit.prediction.simulation import RankTimeline
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
@@ -146,25 +145,3 @@ def size_offload(model: Transformer, s: Strategy, sizes: Sizes, platform: Platfo
         shard=of_link * np.where(s.offloads_parameters, 1.0 * sizes.wide, 0.0),
         activation=of_link * np.where(s.offloads_activations, 1.0, 0.0),
     )
-
-
-def sum_host_updates(rank: RankTimeline) -> float:
-    """Add up the updates on the host in an iteration of a rank.
-
-    Parameters
-    ----------
-    rank : RankTimeline
-        Its operations, and when they run.
-
-    Returns
-    -------
-    time : float
-        0 without offload [s].
-    """
-    graph = rank.graph
-    durations = rank.times.durations.tolist()
-    total = 0.0
-    for position, duration in zip(graph.collectives.tolist(), durations, strict=True):
-        if graph.labels[position].name == HOST_UPDATE:
-            total += duration
-    return total

@@ -23,7 +23,6 @@ from perfkit.prediction.breakdown import PACE, Breakdown, break_down, find_bottl
 from perfkit.prediction.cost import Costs, find_contention, join_host, price
 from perfkit.prediction.levels import find_level, note_level
 from perfkit.prediction.memory import find_shortage
-from perfkit.prediction.offload import sum_host_updates
 from perfkit.prediction.ranks import (
     RankGroup,
     RankTimes,
@@ -35,7 +34,7 @@ from perfkit.prediction.ranks import (
     time_ranks,
 )
 from perfkit.prediction.result import Prediction
-from perfkit.prediction.simulation import RankTimeline, Timeline, simulate
+from perfkit.prediction.simulation import RankTimeline, Timeline, simulate, sum_host_updates
 from perfkit.prediction.uncertainty import (
     CONTEXT,
     find_host_error,

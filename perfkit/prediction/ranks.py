@@ -480,7 +480,7 @@ def _choose_group_cost(
     from perfkit.platform.collectives import find_cost, join_regions
 
     if operation in HOST_WORK:  # of a rank and its host
-        from perfkit.platform.host_memory import find_host_cost
+        from perfkit.platform.host_costs import find_host_cost
 
         return find_host_cost(platform, operation)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
-from perfkit.models.offload import HOST_WORK
+from perfkit.models.offload import HOST_UPDATE, HOST_WORK
 from perfkit.prediction.ranks import RankTimes
 from perfkit.workloads.graph import Graph
 
@@ -1016,3 +1016,25 @@ def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.
     timeline.host_free[is_far_ahead] = (timeline.stream_free - timeline.hosts)[is_far_ahead]
     timeline.run()  # the iteration that is shown
     return timeline
+
+
+def sum_host_updates(rank: RankTimeline) -> float:
+    """Add up the updates on the host in an iteration of a rank.
+
+    Parameters
+    ----------
+    rank : RankTimeline
+        Its operations, and when they run.
+
+    Returns
+    -------
+    time : float
+        0 without offload [s].
+    """
+    graph = rank.graph
+    durations = rank.times.durations.tolist()
+    total = 0.0
+    for position, duration in zip(graph.collectives.tolist(), durations, strict=True):
+        if graph.labels[position].name == HOST_UPDATE:
+            total += duration
+    return total

@@ -8,7 +8,7 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.models.offload import FROM_HOST, HOST_UPDATE, TO_HOST
 from perfkit.models.optimizers import find_optimizer
-from perfkit.platform.host_memory import find_host_cost
+from perfkit.platform.host_costs import find_host_cost
 from perfkit.prediction.replicas import UnitMessages
 from perfkit.prediction.strategy_case import Case, average_owners
 from perfkit.prediction.strategy_passes import Passes

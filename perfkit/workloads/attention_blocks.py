@@ -34,8 +34,12 @@ def attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     if model.rotary:
         turned = model.rotary_width or head_width
         angles = tape.tensor(share.sequence, turned // 2, itemsize=8)
-        q = _rotate_heads(tape, q, head_width, angles)
-        k = _rotate_heads(tape, k, head_width, angles)
+        if model.rotary_width and np.any(turned != head_width):
+            q = _rotate_part(tape, q, head_width, angles)
+            k = _rotate_part(tape, k, head_width, angles)
+        else:
+            q = layers.rotate(tape, q, angles)
+            k = layers.rotate(tape, k, angles)
     layers.count_views(tape, 6)  # of queries, keys and values: split into heads, and transposed
     with tape.inside("attention"):
         if model.attention in UNFUSED:
@@ -65,11 +69,9 @@ def attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     return project(tape, model, mixed, model.hidden, "o_proj")
 
 
-def _rotate_heads(tape: Tape, x: Tensor, head_width: Any, angles: Tensor) -> Tensor:
-    """Heads, of which positions rotate the first part, as wide as the angles say, or all of it."""
+def _rotate_part(tape: Tape, x: Tensor, head_width: Any, angles: Tensor) -> Tensor:
+    """Heads, of which positions rotate the first part, as wide as the angles say."""
     turned = 2 * angles.shape[-1]
-    if np.all(turned == head_width):
-        return layers.rotate(tape, x, angles)
     heads = x.view(*x.shape[:2], x.shape[-1] // head_width, head_width)
     first, rest = split(tape, heads, [turned, head_width - turned])
     first = layers.rotate(tape, first, angles)
