@@ -62,6 +62,8 @@ FITTED = ("mpt", "vtrain", "flash_gpt", "dle_bert", "megatron")
 _SIZES = ("layers", "hidden", "heads", "vocabulary", "kv_heads", "inner")
 #: Settings of Llama that differ from GPT.
 LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
+#: Power caps of the cards of sources, as these state them [W].
+POWER_CAPS = {"torchtitan": 500.0}
 #: Time that `selective` checkpoints add, over that of recomputing whole layers: every other
 #: product, no attention [-].
 _SELECTIVE = {"product": 0.5, "memory": 1.0, "memory.fused": 1.0, "host": 1.0}
@@ -171,6 +173,8 @@ def _split_row(row: Row) -> dict[str, float]:
     count = int(row["accumulate"])
     ranks = int(row["ranks"])
     platform = find_platform(row["device"], ranks, row["bandwidth"], row["link"])
+    if row["source"] in POWER_CAPS:
+        platform = platform.with_power(POWER_CAPS[row["source"]])
     with_update = row["timed"] == "step"
 
     def split(model: pk.Transformer) -> dict[str, float]:

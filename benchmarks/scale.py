@@ -262,7 +262,7 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
         yield Row(
             source="torchtitan",
             group=f"{name} {row['sequence']}",
-            device="h100-sxm 2.4e12 5e10 500",
+            device=f"h100-sxm 2.4e12 5e10 {gpu_context.POWER_CAPS['torchtitan']:g}",
             model=_make(name, batch, int(row["sequence"]), _SHAPES[name], **settings),
             strategy=strategy,
             execution="compiled" if row["compiled"] == "yes" else "eager",

@@ -322,8 +322,9 @@ def explore(
     --------
     >>> import perfkit as pk
     >>> gpt = pk.Transformer.preset("gpt3-6.7b", batch=64, dtype="bf16", mixed=True, fused=True)
-    >>> pk.explore(gpt, "a100-sxm-8", 8, memory=30e9).best.zero
-    1
+    >>> best = pk.explore(gpt, "a100-sxm-8", 8, memory=30e9).best
+    >>> best.zero, best.checkpoint, best.checkpoint_layers
+    (3, 'norms+activation', 23)
     """
     import polars
 
