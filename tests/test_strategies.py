@@ -413,6 +413,29 @@ def test_heads_are_swapped_in_place_of_keys_that_go_round() -> None:
     assert ring["work"] - swapped["work"] == pytest.approx(further, rel=1e-6)
 
 
+def test_hybrid_sharding_has_its_name() -> None:
+    assert Strategy.hsdp(64, shards=8) == Strategy(dp=64, zero=3, shards=8)
+    with_tensors = Strategy.hsdp(128, shards=2, tp=4, sequence_parallel=True, micro_batch=2)
+    assert with_tensors == Strategy(
+        tp=4, dp=32, zero=3, shards=2, sequence_parallel=True, micro_batch=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ranks": 60, "shards": 4, "tp": 8}, "ranks is 60; tp times pp times cp, 8, must divide"),
+        ({"ranks": 64, "shards": 7}, "shards is 7; it must divide dp, 64"),
+        ({"ranks": 64, "shards": 8, "dp": 2}, "dp is 2, which hybrid sharding sets; leave it out"),
+        ({"ranks": 64, "shards": 8, "zero": 2}, "zero is 2, which hybrid sharding sets"),
+        ({"ranks": 0, "shards": 8}, "ranks is 0"),
+    ],
+)
+def test_hybrid_sharding_names_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Strategy.hsdp(**settings)
+
+
 def test_shards_stay_in_a_node_and_copies_of_them_are_reduced_across_nodes() -> None:
     platform = load_platform("a100-sxm-8x8")
     copies = price(GPT, Strategy(dp=64, overlap=False), platform)

@@ -406,6 +406,53 @@ class Strategy:
         return np.where(self.sequence_parallel, self.tp, 1)
 
     @classmethod
+    def hsdp(cls, ranks: int, *, shards: int, **settings: Any) -> "Strategy":
+        """Hybrid sharding (HSDP): groups of ranks share weights, gradients and states of the
+        optimizer, and each group is a replica of the others, as with a mesh of two dimensions of
+        PyTorch's `fully_shard`.
+
+        Parameters
+        ----------
+        ranks : int
+            Ranks that take part [-].
+        shards : int
+            Ranks of a group that share weights, such as those of a node over `tp` [-].
+        **settings : int, str or bool
+            Further fields of `Strategy`, such as ``tp=8``; not `dp` and `zero` [-].
+
+        Returns
+        -------
+        strategy : Strategy
+            With ``zero=3``, and as many replicas as are left of the ranks.
+
+        Raises
+        ------
+        ValueError
+            For ranks that the other sizes do not divide, and for fields that hybrid sharding sets.
+
+        Examples
+        --------
+        >>> Strategy.hsdp(64, shards=8)
+        Strategy(tp=1, pp=1, dp=64, zero=3, shards=8)
+        >>> Strategy.hsdp(512, shards=8, tp=8, sequence_parallel=True).dp
+        64
+        """
+        for key in ("dp", "zero"):
+            if key in settings:
+                raise ValueError(
+                    f"{key} is {show(settings[key])}, which hybrid sharding sets; leave it out, or spell "
+                    "the strategy out: Strategy(dp=64, zero=3, shards=8)"
+                )
+        count = check_size("ranks", ranks, 2.0**35)
+        others = cls(**settings)
+        of_model = others.tp * others.pp * others.cp
+        if count % of_model:
+            raise ValueError(
+                f"ranks is {count:g}; tp times pp times cp, {of_model:g}, must divide it; change one of them"
+            )
+        return replace(others, dp=count // of_model, zero=3, shards=shards)
+
+    @classmethod
     def stack(cls, strategies: Any) -> "Strategy":
         """Join many strategies into one whose fields are arrays.
 

@@ -481,7 +481,7 @@ class Transformer:
         if self.parallel == "hsdp":
             raise ValueError(
                 "parallel is 'hsdp'; hybrid sharding is a strategy: "
-                "take strategy=Strategy(dp=64, zero=3, shards=8), with your numbers of ranks"
+                "take strategy=Strategy.hsdp(64, shards=8), with your numbers of ranks"
             )
         for key, names in _CHOICES.items():
             check_choice(key, getattr(self, key), names)
