@@ -19,7 +19,7 @@ class Saying(NamedTuple):
 #: What the library says in the words of Python, and what to do on a command line.
 SAYINGS = (
     Saying(
-        r"hybrid sharding is a strategy: take strategy=Strategy\(.*",
+        r"hybrid sharding is a strategy: take strategy=Strategy\.hsdp\(.*",
         "hybrid sharding is a strategy, which only Python takes: pk.predict and pk.explore",
     ),
     Saying(
