@@ -657,7 +657,7 @@ def test_strategies_without_a_row_are_named_with_their_reason() -> None:
 
 
 def test_hybrid_sharding_is_named_as_a_strategy() -> None:
-    with pytest.raises(ValueError, match=r"parallel is 'hsdp'; .*=Strategy\(dp=64, zero=3, shards"):
+    with pytest.raises(ValueError, match=r"parallel is 'hsdp'; .*=Strategy\.hsdp\(64, shards=8"):
         Transformer.gpt2(parallel="hsdp")
     with pytest.raises(ValueError, match=r"parallel is 'fsdb'.*fsdp"):
         Transformer.gpt2(parallel="fsdb")
