@@ -381,8 +381,8 @@ def count(config: Config | Path | str, **changes: Any) -> int:
 @pytest.mark.parametrize(
     ("config", "parameters"),
     [
-        # the number of parameters of safetensors, on the cards of the Hub; of GPT-2 and BERT as
-        # PyTorch counts them, where the head has the weights of the embedding
+        # where each stands: `counted` of reference_data/published/transformers.csv; of GPT-2 and BERT
+        # as PyTorch counts them, where the head has the weights of the embedding
         (LLAMA_3_8B, 8_030_261_248),
         (GPT2, 124_439_808),
         (BERT, 109_514_298),
@@ -572,6 +572,27 @@ REFUSED: list[tuple[Config, str]] = [
         r"attention_dropout is 0.1, of scores .*pk\.capture",
     ),
     ({**LLAMA_3_8B, "rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters is"),
+    (
+        {
+            **LLAMA_3_8B,
+            "rope_parameters": {
+                "full_attention": {"partial_rotary_factor": 0.5},
+                "sliding_attention": {"partial_rotary_factor": 1.0},
+            },
+        },
+        "rope_parameters is .*of all layers; for anything else",
+    ),
+    (
+        {
+            **PYTHIA,
+            "rotary_pct": None,
+            "rope_parameters": {
+                "full_attention": {"partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_theta": 10000.0},
+            },
+        },
+        "rope_parameters is .*one partial_rotary_factor of all layers",
+    ),
     ({**LLAMA_3_8B, "partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25; .*factor 1;"),
     ({**LLAMA_3_8B, "quantization_config": {"quant_method": "gptq"}}, "quantization_config is"),
     ({**LLAMA_3_8B, "pruned_heads": {"1": [2]}}, r"pruned_heads is \{'1': \[2\]\}"),
@@ -645,6 +666,8 @@ def test_values_that_change_nothing_pass() -> None:
         ({**LLAMA_3_8B, "architectures": [3]}, r"architectures is \[3\]"),
         ({**LLAMA_3_8B, "torch_dtype": object()}, "torch_dtype is .*which no JSON holds"),
         ({**LLAMA_3_8B, 3: 4}, "3 is 4, a key that perfkit does not know"),
+        ({**DEEPSEEK_V2_LITE, "q_lora_rank": False}, "q_lora_rank is False; it must be a whole"),
+        ({**DEEPSEEK_V2_LITE, "q_lora_rank": ""}, "q_lora_rank is ''; it must be a whole number"),
         ({**LLAMA_3_8B, "num_key_value_heads": 5}, "kv_heads is 5; it must divide heads"),
         ({"model_type": ["llama"]}, r"model_type is \['llama'\]"),
         (b"{}", "config is b'{}'; it must be the path"),
@@ -702,7 +725,10 @@ def test_each_key_of_a_type_has_one_meaning(name: str) -> None:
 
 
 #: What each type needs beside its defaults to be one that a Transformer can say.
-NEUTRAL: dict[str, Config] = {"mistral": {"sliding_window": None}, "opt": {"dropout": 0.0}}
-NEUTRAL["deepseek_v2"] = {"num_experts_per_tok": 6}
-NEUTRAL["deepseek_v3"] = {"num_mtp_layers": 0}
-NEUTRAL["kimi_k2"] = {"num_mtp_layers": 0}
+NEUTRAL: dict[str, Config] = {
+    "mistral": {"sliding_window": None},
+    "opt": {"dropout": 0.0},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "deepseek_v3": {"num_mtp_layers": 0},
+    "kimi_k2": {"num_mtp_layers": 0},
+}

@@ -118,20 +118,31 @@ def _find_rotated_share(values: Values, keys: Sequence[str]) -> Any:
     """
     share = None
     for key in ("rope_parameters", "rope_scaling"):
-        table = values.keys[key]
-        if table is None:
-            continue
-        if not isinstance(table, dict):
-            raise ConfigError(
-                f"{values.place}: {key} is {show(table)}; it must be an object or null"
-            )
-        for angles in (table, *table.values()):
-            if isinstance(angles, dict) and angles.get("partial_rotary_factor") is not None:
-                share = angles["partial_rotary_factor"]
+        share_of_table = _find_share_of_table(values, key)
+        if share_of_table is not None:
+            share = share_of_table
     for key in keys:
         if values.keys[key] is not None:
             share = values.keys[key]
     return share
+
+
+def _find_share_of_table(values: Values, key: str) -> Any:
+    """The share that a table of angles states, for all layers or for each type of them; None if it
+    says nothing. A type without one rotates all of a head where another type has one."""
+    table = values.keys[key]
+    if table is None:
+        return None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{values.place}: {key} is {show(table)}; it must be an object or null")
+    of_types = [angles for angles in table.values() if isinstance(angles, dict)]
+    shares = [angles.get("partial_rotary_factor") for angles in of_types or [table]]
+    if all(share is None for share in shares):
+        return table.get("partial_rotary_factor")
+    stated = [1.0 if share is None else share for share in shares]
+    if any(not is_equal(share, stated[0]) for share in stated):
+        raise values.refuse(key, "one partial_rotary_factor of all layers")
+    return stated[0]
 
 
 def _read_rotation(values: Values) -> dict[str, Any]:
@@ -520,8 +531,12 @@ def _read_latent_attention(values: Values) -> dict[str, Any]:
     parts of a head."""
     plain = values.read_size("qk_nope_head_dim")
     value = values.read_size("v_head_dim")
+    query_rank = 0  # queries are made from all numbers of a token
+    if values.keys["q_lora_rank"] is not None:
+        place = f"{values.place}: q_lora_rank"
+        query_rank = check_positive(place, values.keys["q_lora_rank"], integer=True, zero=True)
     fields = {
-        "q_lora_rank": values.read_size("q_lora_rank") if values.keys["q_lora_rank"] else 0,
+        "q_lora_rank": query_rank,
         "kv_lora_rank": values.read_size("kv_lora_rank"),
         "head_width": plain,
         "rope_width": values.read_size("qk_rope_head_dim"),

@@ -696,8 +696,11 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         source="transformers 5.24.0, GptOssConfig",
         sizes={**_SIZES, "num_local_experts": "experts", "num_experts_per_tok": "top_k"},
         fields={
-            **{**_LLAMA, "sinks": True, "expert_bias": True},
-            **{"qkv_bias": True, "output_bias": True},
+            **_LLAMA,
+            "sinks": True,
+            "expert_bias": True,
+            "qkv_bias": True,
+            "output_bias": True,
         },
         parts=(
             *(HEADS, HEAD_WIDTH, ROTATION, DROPPED_SCORES),
@@ -776,8 +779,11 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         source="transformers 5.24.0, GPTNeoXConfig",
         sizes=_SIZES,
         fields={
-            **{"rotary": True, "joined": "attention", "activation": "gelu"},
-            **{"parallel_mlp": True, "parallel_norms": 2},
+            "rotary": True,
+            "joined": "attention",
+            "activation": "gelu",
+            "parallel_mlp": True,
+            "parallel_norms": 2,
         },
         parts=(
             *(PARALLEL_RESIDUAL, make_activation("hidden_act")),
@@ -805,8 +811,13 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         source="transformers 5.24.0, GPTJConfig",
         sizes=_GPT_SIZES,
         fields={
-            **{"rotary": True, "joined": "none", "activation": "gelu_tanh", "head_bias": True},
-            **{"parallel_mlp": True, "bias": False, "mlp_bias": True},
+            "rotary": True,
+            "joined": "none",
+            "activation": "gelu_tanh",
+            "head_bias": True,
+            "parallel_mlp": True,
+            "bias": False,
+            "mlp_bias": True,
         },
         parts=(
             *(INNER, ROTATED_WIDTH, make_activation("activation_function")),
@@ -833,8 +844,11 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         source="transformers 5.24.0, PhiConfig",
         sizes=_SIZES,
         fields={
-            **{"rotary": True, "joined": "none", "activation": "gelu_tanh", "head_bias": True},
-            **{"parallel_mlp": True},
+            "rotary": True,
+            "joined": "none",
+            "activation": "gelu_tanh",
+            "head_bias": True,
+            "parallel_mlp": True,
         },
         parts=(
             *(HEADS, make_activation("hidden_act")),
@@ -868,8 +882,11 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "num_attention_heads": "heads",
         },
         fields={
-            **{"rotary": True, "joined": "attention", "activation": "gelu"},
-            **{"parallel_mlp": True, "bias": False},
+            "rotary": True,
+            "joined": "attention",
+            "activation": "gelu",
+            "parallel_mlp": True,
+            "bias": False,
         },
         parts=(
             *(FALCON, ROTATION, make_activation("activation")),
