@@ -124,6 +124,11 @@ def test_frequent_rows_are_those_with_enough_lookups() -> None:
         assert count_frequent_rows(Zipf(1000, 1.0), 1000, threshold) == rows
     assert count_frequent_rows(Uniform(1000), 1000, 1.0) == 1000
     assert count_frequent_rows(Uniform(1000), 1000, 1.01) == 0
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError, match=r"lookups is .*; it must be"):
+            count_frequent_rows(Uniform(1000), wrong, 1.0)
+        with pytest.raises(ValueError, match=r"threshold is .*; it must be"):
+            count_frequent_rows(Uniform(1000), 1000, wrong)
 
 
 def test_the_rule_of_hugectr() -> None:

@@ -518,12 +518,19 @@ def count_frequent_rows(distribution: Distribution, lookups: float, threshold: f
         Rows with a probability of at least threshold / lookups. Of a Zipf law within 0.5 %, as
         neighbouring ranks are counted in groups [-].
 
+    Raises
+    ------
+    ValueError
+        For lookups or a threshold that are negative, infinite or no number.
+
     Examples
     --------
     >>> count_frequent_rows(Zipf(1000, 1.0), 1000, 13)
     10
     """
     check_type("distribution", distribution, Distribution)
+    check_positive("lookups", lookups, zero=True)
+    check_positive("threshold", threshold, zero=True)
     probabilities, rows = distribution.buckets(_FINE)
     is_frequent = probabilities * lookups >= threshold
     return round(float(rows[is_frequent].sum()))
