@@ -44,8 +44,6 @@ _SWITCHES = (
     "runs_fp8",
 )
 _COUNTS = ("zero", "most_zero", "vocabulary_multiple", "loss_chunks")
-#: Facts that are stated and not priced whatever the others are: they change no prediction.
-UNPRICED: tuple[str, ...] = ()
 #: Facts that change predictions of Transformers alone; those of a DLRM follow the others.
 _OF_TRANSFORMERS = (
     "mixed",
@@ -78,8 +76,7 @@ class Stack:
 
     `fp8_gathers` of software with buffers and `graphs` of compiled code are stated and not priced:
     they change no prediction, and one whose stack was stated with another value of them says so in
-    its warnings.
-    Of a DLRM only `execution`, `graphs` and `pads_products` are priced.
+    its warnings. Of a DLRM only `execution`, `graphs` and `pads_products` are priced.
 
     Parameters
     ----------
@@ -431,9 +428,9 @@ def apply_stack(
     Notes
     -----
     What differs from its default wins over the stack: `attention`, `reduce_dtype`, `fp8_recipe`,
-    `loss_chunks` and `fused_accumulation` of the workload, its `parallel`, and `zero`, `tiled`, `overlap_experts` and `buffers`
-    of the strategy. To state a default against a stack, override the fact. Graphs that were captured
-    stay as they are.
+    `loss_chunks` and `fused_accumulation` of the workload, its `parallel`, and `zero`, `tiled`,
+    `overlap_experts` and `buffers` of the strategy. To state a default against a stack, override the
+    fact. Graphs that were captured stay as they are.
     Software that keeps fp32 masters or buffers of gradients beside a whole model is priced as a
     strategy, also where none is given.
     """
@@ -588,8 +585,8 @@ def note_unpriced(workload: Any, stack: Stack) -> tuple[str, ...]:
     ("stack 'megatron-te': fp8_gathers is stated and not priced, the time is that without it",)
     """
     known = STACKS.get(stack.name, Stack(stack.name))
-    names = [name for name in UNPRICED if getattr(stack, name) != getattr(known, name)]
-    if stack.fp8_gathers and stack.buffers:
+    names = []
+    if stack.fp8_gathers and stack.buffers and not isinstance(workload, DLRM):
         names.append("fp8_gathers")
     if stack.graphs and not known.graphs and stack.execution == "compiled":
         names.append("graphs")
