@@ -46,9 +46,13 @@ class Case(NamedTuple):
     stack: str | None
 
 
+#: Sequences that a rank of the LLaMA rows computes at a time, by stage of ZeRO [-].
+_SEQUENCES_OF_STAGE = {2: 1, 3: 2}
+
+
 def make_case(row: str) -> Case:
     """What a row ran."""
-    if row.startswith("fairseq"):
+    if row in ("fairseq-1", "fairseq-8"):
         ranks = int(row.rpartition("-")[2])
         model = Transformer.preset(
             "gpt3-13b",
@@ -60,14 +64,14 @@ def make_case(row: str) -> Case:
         )
         strategy = Strategy(dp=ranks, micro_batch=8, zero=3, checkpoint="full")
         return Case(load_platform("v100-sxm-8"), model, strategy, None)
-    if row.startswith("bridge"):
+    if row.startswith("bridge-"):
         model = Transformer.preset(
             "qwen3-30b-a3b", batch=8, sequence=4096, dtype="bf16", mixed=True, fused=True
         )
         strategy = Strategy(tp=2, pp=2, dp=4, ep=4, zero=1, sequence_parallel=True)
         platform = load_platform("h100-sxm-8").with_nodes(2)
         return Case(platform, model, strategy, "megatron-te")
-    if row.startswith("zero-offload"):
+    if row == "zero-offload-10b":
         model = Transformer.preset(
             "gpt3-13b",
             layers=50,
@@ -84,14 +88,24 @@ def make_case(row: str) -> Case:
             capacity=1.5e12, bandwidth=256e9, link=12.36e9
         )
         return Case(platform, model, Strategy(micro_batch=8, zero=2, checkpoint="full"), None)
-    zero = int(row[4])
-    model = Transformer.preset(
-        "llama-7b", batch=64, sequence=4096, positions=4096, dtype="bf16", mixed=True, fused=True
-    )
-    strategy = Strategy(dp=8, micro_batch=zero - 1, zero=zero, checkpoint="full")
-    # A800, whose links to other GPUs are slower; two Xeon 8358 with 8 channels of DDR4-3200 each
-    platform = load_platform("a100-sxm-8").with_host_memory(capacity=1e12)
-    return Case(platform, model, strategy, "deepspeed")
+    if row in ("zero2-7b", "zero3-7b"):
+        zero = int(row.removeprefix("zero").removesuffix("-7b"))
+        model = Transformer.preset(
+            "llama-7b",
+            batch=64,
+            sequence=4096,
+            positions=4096,
+            dtype="bf16",
+            mixed=True,
+            fused=True,
+        )
+        strategy = Strategy(
+            dp=8, micro_batch=_SEQUENCES_OF_STAGE[zero], zero=zero, checkpoint="full"
+        )
+        # A800, whose links to other GPUs are slower; two Xeon 8358 with 8 channels of DDR4-3200 each
+        platform = load_platform("a100-sxm-8").with_host_memory(capacity=1e12)
+        return Case(platform, model, strategy, "deepspeed")
+    raise ValueError(f"row is {row!r} of offload_steps.csv; say in make_case what it ran")
 
 
 def _price(case: Case, strategy: Strategy) -> dict[str, float]:

@@ -91,13 +91,22 @@ def _draw_model(rng: np.random.Generator) -> Transformer:
     return Transformer.preset("gpt3-1.3b", batch=1, **settings)
 
 
+#: Latent attention, which only layers without learned positions and biases have.
+_LATENT = {
+    "norm": "rms",
+    "gated": True,
+    "rotary": True,
+    "bias": False,
+    "tie": False,
+    "kv_heads": 0,
+    "head_width": 128,
+    "rope_width": 64,
+    "q_lora_rank": 512,
+    "kv_lora_rank": 256,
+}
 #: Forms of layers, as changes of a drawn model: shared experts and first dense layers, experts in
 #: every second layer, latent attention, windows, attention beside the MLP, norms on both sides, and
 #: further tokens.
-_LATENT = {
-    **{"norm": "rms", "gated": True, "rotary": True, "bias": False, "tie": False, "kv_heads": 0},
-    **{"head_width": 128, "rope_width": 64, "q_lora_rank": 512, "kv_lora_rank": 256},
-}
 FORMS: dict[str, dict[str, Any]] = {
     "first dense layers": {"experts": 8, "top_k": 2, "shared_experts": 1, "dense_layers": 1},
     "experts in turn": {"experts": 8, "top_k": 2, "expert_interval": 2},
@@ -220,11 +229,10 @@ def list_unevenness(drawn: Drawn) -> list[str]:
     s, model = drawn.strategy, drawn.model
     several = s.pp > 1
     stated = s.first_layers > 0 or s.last_layers > 0
+    divides = model.layers % (s.pp * s.chunks) == 0
     kinds = {
-        "stages alike": several and not stated and model.layers % (s.pp * s.chunks) == 0,
-        "layers that do not divide": several
-        and not stated
-        and model.layers % (s.pp * s.chunks) != 0,
+        "stages alike": several and not stated and divides,
+        "layers that do not divide": several and not stated and not divides,
         "end layers": several and stated and s.chunks == 1,
         "end layers with chunks": several and stated and s.chunks > 1,
         "slow links": several and drawn.bandwidth is not None and s.ranks > 8,
