@@ -1,12 +1,14 @@
 """Cross entropy in pieces: its operations beside PyTorch's, its memory by hand, and both roads."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import perfkit as pk
 from perfkit.platform.estimates import keep_quiet
+from perfkit.workloads.graph import Label
 from perfkit.workloads.layer_types import ChunkedCrossEntropy, start_backward
 from perfkit.workloads.stack import apply_stack, find_stack
 from perfkit.workloads.tape import Tape
@@ -37,8 +39,32 @@ def list_products(graph: pk.Graph) -> list[tuple[float, ...]]:
     return found
 
 
-def test_pieces_are_what_pytorch_runs_whose_gradients_are_right() -> None:
-    torch = pytest.importorskip("torch")
+def list_rowwise(labels: Sequence[Label]) -> list[str]:
+    """Names of the operations of a loss on the logits, in their order."""
+    return [label.name for label in labels if label.name.startswith(("_log_softmax", "nll_loss"))]
+
+
+class Example(NamedTuple):
+    """Numbers of a head in PyTorch, all of type torch.Tensor: what goes in, its weight, and the
+    words that should come out."""
+
+    x: Any
+    weight: Any
+    labels: Any
+
+
+def make_example(torch: Any) -> Example:
+    """Random numbers of a head."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(TOKENS, WIDTH, generator=generator, requires_grad=True)
+    weight = torch.randn(WORDS, WIDTH, generator=generator, requires_grad=True)
+    labels = torch.randint(WORDS, (TOKENS,), generator=generator)
+    return Example(x, weight, labels)
+
+
+def make_loss_in_pieces(torch: Any) -> Any:
+    """A function of PyTorch that computes the cross entropy of a head in pieces, and its gradients
+    in the forward pass."""
     aten = torch.ops.aten
     scale = torch.tensor(1.0 / TOKENS)
 
@@ -71,16 +97,25 @@ def test_pieces_are_what_pytorch_runs_whose_gradients_are_right() -> None:
             dx, dw = ctx.saved_tensors
             return dx, dw, None
 
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(TOKENS, WIDTH, generator=generator, requires_grad=True)
-    weight = torch.randn(WORDS, WIDTH, generator=generator, requires_grad=True)
-    labels = torch.randint(WORDS, (TOKENS,), generator=generator)
-    expected = torch.nn.functional.cross_entropy(x @ weight.t(), labels)
-    gradients = torch.autograd.grad(expected, (x, weight))
-    found = InPieces.apply(x, weight, labels)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
-    for right, own in zip(gradients, torch.autograd.grad(found, (x, weight)), strict=True):
-        assert torch.allclose(right, own, atol=1e-6)
+    return InPieces
+
+
+def test_gradients_of_pieces_are_those_of_all_tokens() -> None:
+    torch = pytest.importorskip("torch")
+    x, weight, labels = make_example(torch)
+    whole = torch.nn.functional.cross_entropy(x @ weight.t(), labels)
+    in_pieces = make_loss_in_pieces(torch).apply(x, weight, labels)
+    assert in_pieces.item() == pytest.approx(whole.item(), rel=1e-5)
+    of_whole = torch.autograd.grad(whole, (x, weight))
+    of_pieces = torch.autograd.grad(in_pieces, (x, weight))
+    for expected, gradient in zip(of_whole, of_pieces, strict=True):
+        assert torch.allclose(expected, gradient, atol=1e-6)
+
+
+def test_pieces_are_what_pytorch_runs() -> None:
+    torch = pytest.importorskip("torch")
+    x, weight, labels = make_example(torch)
+    in_pieces = make_loss_in_pieces(torch)
 
     class Head(torch.nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
@@ -88,7 +123,7 @@ def test_pieces_are_what_pytorch_runs_whose_gradients_are_right() -> None:
             self.weight = torch.nn.Parameter(weight.detach().clone())
 
         def forward(self, x: Any) -> Any:
-            return InPieces.apply(x, self.weight, labels)
+            return in_pieces.apply(x, self.weight, labels)
 
     captured = pk.capture(Head(), x.detach().clone().requires_grad_())
     tape = Tape(4)
@@ -98,14 +133,7 @@ def test_pieces_are_what_pytorch_runs_whose_gradients_are_right() -> None:
     )
     tape.backward()
     built = [operation.label for operation in tape.operations]
-    rowwise = [
-        label.name
-        for label in captured.labels
-        if label.name.startswith(("_log_softmax", "nll_loss"))
-    ]
-    assert rowwise == [
-        label.name for label in built if label.name.startswith(("_log_softmax", "nll_loss"))
-    ]
+    assert list_rowwise(captured.labels) == list_rowwise(built)
     sizes = [
         (operation.sizes.m, operation.sizes.n, operation.sizes.k)
         for operation in tape.operations

@@ -49,33 +49,39 @@ def test_each_number_says_where_it_is_published() -> None:
             assert int(row["rounding"]) < int(row["parameters"]) / 50, name
 
 
+#: Keys that say the same as a field of a `Transformer`.
+FIELDS = {
+    "qk_nope_head_dim": "head_width",
+    "qk_rope_head_dim": "rope_width",
+    "v_head_dim": "width_of_values",
+    "n_routed_experts": "experts",
+    "num_experts": "experts",
+    "num_experts_per_tok": "top_k",
+    "moe_intermediate_size": "expert_width",
+    "n_shared_experts": "shared_experts",
+    "shared_expert_intermediate_size": "shared_width",
+    "first_k_dense_replace": "dense_layers",
+    "num_kv_heads": "kv_heads",
+    "rotary_dim": "rotary_width",
+    "use_parallel_residual": "parallel_mlp",
+    "parallel_attn": "parallel_mlp",
+}
+
+
 def write_parts(keys: Sequence[str], model: pk.Transformer) -> dict[str, Any]:
     """What a configuration says of keys that are understood together."""
     config: dict[str, Any] = {}
     for key in keys:
+        if key in FIELDS:
+            config[key] = getattr(model, FIELDS[key])
+            continue
         match key:
             case "num_key_value_heads":
                 config[key] = model.kv_heads or model.heads
             case "head_dim":
                 config[key] = model.head_width or model.hidden // model.heads
-            case "qk_nope_head_dim":
-                config[key] = model.head_width
-            case "qk_rope_head_dim":
-                config[key] = model.rope_width
-            case "v_head_dim":
-                config[key] = model.width_of_values
             case "q_lora_rank":
                 config[key] = model.q_lora_rank or None
-            case "n_routed_experts":
-                config[key] = model.experts
-            case "num_experts_per_tok":
-                config[key] = model.top_k
-            case "moe_intermediate_size":
-                config[key] = model.expert_width
-            case "n_shared_experts":
-                config[key] = model.shared_experts
-            case "first_k_dense_replace":
-                config[key] = model.dense_layers
             case "num_nextn_predict_layers" | "num_mtp_layers":
                 config[key] = 0
             case "multi_query":
@@ -86,18 +92,8 @@ def write_parts(keys: Sequence[str], model: pk.Transformer) -> dict[str, Any]:
                 config[key] = bool(model.qkv_bias)
             case "rotary_pct" | "partial_rotary_factor" if model.rotary_width:
                 config[key] = model.rotary_width / (model.hidden // model.heads)
-            case "rotary_dim":
-                config[key] = model.rotary_width
-            case "use_parallel_residual" | "parallel_attn":
-                config[key] = model.parallel_mlp
             case "new_decoder_architecture":
                 config[key] = model.parallel_norms == 2
-            case "num_kv_heads":
-                config[key] = model.kv_heads
-            case "num_experts":
-                config[key] = model.experts
-            case "shared_expert_intermediate_size":
-                config[key] = model.shared_width
             case "n_inner":
                 config[key] = model.inner or None
             case "max_position_embeddings" if model.causal:  # OPT
