@@ -13,6 +13,7 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.host_costs import find_host_cost
 from perfkit.platform.host_memory import find_host_memory, find_host_share
 from perfkit.platform.platform import Platform
+from perfkit.workloads.stack import name_usual_stacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 
@@ -322,3 +323,20 @@ def test_both_roads_agree_on_drawn_strategies(offload: str) -> None:
     # copies of activations, messages of replicas and hosts that all take longer than kernels
     assert max(apart) < (0.06 if offload == "activations" else 0.03)
     assert sum(error > 0.031 for error in apart) <= 1
+
+
+def test_activations_on_the_host_change_no_software() -> None:
+    model = make_model(8)
+    for zero in (1, 3):
+        named = [
+            name_usual_stacks(model, pk.Strategy(dp=8, zero=zero, offload=offload), None)
+            for offload in ("none", "activations")
+        ]
+        assert named == [["fsdp"], ["fsdp"]]
+
+
+def test_a_host_that_is_too_small_is_named() -> None:
+    small = load_platform("h100-sxm-8").with_host_memory(capacity=64e6)
+    strategy = pk.Strategy(dp=8, zero=1, offload="optimizer")
+    with pytest.warns(match="the host is too small; take a smaller offload_fraction"):
+        pk.predict(make_model(8), small, strategy=strategy)

@@ -156,6 +156,11 @@ class Optimizer:
         ValueError
             For a form that it does not have.
         """
+        if form == "fused" and form not in self.forms:
+            raise ValueError(
+                f"fused is True with optimizer {self.name!r}, which has no kernel for all weights; "
+                "take fused=False"
+            )
         check_choice(f"form of the optimizer {self.name!r}", form, self.forms)
         if form == "eager":
             return self.update

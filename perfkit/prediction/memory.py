@@ -459,6 +459,11 @@ def find_shortage(
     if memory.fits and memory.fits_with_reserve:
         return ()
     less = ", ".join((*savings, "more ranks", "a smaller batch or a device with more memory"))
+    if memory.host_capacity is not None and memory.on_host > memory.host_capacity:
+        return (
+            f"a rank {memory}: the host is too small; take a smaller offload_fraction, more nodes, or state "
+            "a host with more memory by .with_host_memory(capacity=...)",
+        )
     if not memory.fits:
         return (f"a rank {memory}; take {less}",)
     reserved = format_bytes(memory.reserved)

@@ -1,5 +1,6 @@
 """Offload: what ranks copy to the memory of the host and back, and what the host updates."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -79,15 +80,25 @@ def note_offload(platform: Platform, s: Strategy) -> tuple[str, ...]:
     Returns
     -------
     notes : tuple of str
-        A sentence where the host is the usual one of the device; none if it was stated.
+        Sentences where the host is the usual one of the device, and where shards of a whole model
+        are priced otherwise than without offload.
     """
-    if s.offload == "none" or platform.host_memory is not None:
+    if s.offload == "none":
         return ()
-    name = find_host_memory(platform).name
-    return (
-        f"memory and links of the host are those of {name}, as usual for {platform.device.name}; "
-        "state others with .with_host_memory(...)",
-    )
+    notes = []
+    if platform.host_memory is None:
+        name = find_host_memory(platform).name
+        notes.append(
+            f"memory and links of the host are those of {name}, as usual for {platform.device.name}; "
+            "state others with .with_host_memory(...)"
+        )
+    shares_alone = replace(s, offload="none", offload_fraction=1.0).alone
+    if shares_alone and s.zero > 0:
+        notes.append(
+            "shards beside which something is offloaded are priced as those of a stage, which have "
+            "fewer copies than those of FSDP: some per cent too fast beside a step without offload"
+        )
+    return tuple(notes)
 
 
 def size_offload(model: Transformer, s: Strategy, sizes: Sizes, platform: Platform) -> OffloadSizes:

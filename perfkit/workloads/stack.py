@@ -901,7 +901,8 @@ def name_usual_stacks(workload: Any, strategy: Strategy | None, execution: str |
     names : list of str
         One for each strategy: TorchRec for a DLRM; FSDP where ranks share weights or gradients, or
         states of a whole model; else Megatron-LM where they share layers, stages, sequences or
-        experts, with Transformer Engine in fp8; otherwise DistributedDataParallel.
+        experts, or where the host updates shards of the states of a whole model (ZeRO 1), with
+        Transformer Engine in fp8; otherwise DistributedDataParallel.
     """
     first = workload[0] if isinstance(workload, list | tuple) and workload else workload
     if isinstance(first, DLRM) or getattr(first, "family", "") == "dlrm":
@@ -915,7 +916,10 @@ def name_usual_stacks(workload: Any, strategy: Strategy | None, execution: str |
         return [f"{'fsdp' if shares else 'ddp'}{suffix}"]
     check_type("strategy", strategy, Strategy)
     megatron = "megatron-te" if getattr(first, "dtype", "") == "fp8" else "megatron"
-    shared = strategy.without_idle_zero()
+    # where the optimizer is updated depends on the software, where activations wait does not
+    offload = np.where(np.equal(strategy.offload, "activations"), "none", strategy.offload)
+    shared = replace(strategy, offload=offload if offload.ndim else str(offload))
+    shared = shared.without_idle_zero()
     is_fsdp = np.greater(shared.zero, np.where(shared.alone, 0, 1))
     names = np.where(shared.alone, f"ddp{suffix}", megatron)
     names = np.where(is_fsdp, f"fsdp{suffix}", names)
