@@ -14,6 +14,7 @@ import pytest
 
 import perfkit as pk
 from benchmarks.strategies_beside import compare, draw
+from perfkit.exploration.recomputation import list_cheapest_checkpoints
 from perfkit.models.checkpoints import CHECKPOINTS, EVERY_LAYER, find_checkpoint, recomputes
 from perfkit.models.partitions import activation_bytes
 from perfkit.prediction.memory import measure_memory
@@ -57,6 +58,7 @@ def test_a_name_says_which_parts_run_again() -> None:
         ("norms+norms", "name each part once"),
         ("full+norms", "'full' is no part of a layer"),
         (3, "checkpoint is 3; known are none"),
+        (np.array([1, 2]), r"checkpoint is array\(\[1, 2\]\); known are none"),
     ],
 )
 def test_unknown_names_are_refused(name: Any, message: str) -> None:
@@ -369,6 +371,22 @@ def test_a_search_under_a_budget_computes_again_as_little_as_fits() -> None:
         pl.col("checkpoint").is_in(["none", "full"]) & (pl.col("checkpoint_layers") == EVERY_LAYER)
     )
     assert found.table()["time"][0] < usual["time"][0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_search_counts_layers_of_further_tokens() -> None:
+    """A stage of 8 layers and one that predicts a further token needs 8 of them, and not all 9."""
+    model = replace(LLAMA, mtp_layers=1, attention="flash2")
+    plain = Strategy.stack([Strategy(dp=8, zero=3)])
+    of_eight = replace(plain, checkpoint="full", checkpoint_layers=8)
+    budget = price_strategies(model, GPU, of_eight)["needs"][0]
+    none_fits = np.array([np.inf])
+    further = list_cheapest_checkpoints(
+        model, GPU, plain, np.ones(1), none_fits, budget, None, None
+    )
+    assert further is not None
+    counts = dict(zip(further.checkpoint.tolist(), further.checkpoint_layers.tolist(), strict=True))
+    assert counts["full"] == 8
 
 
 def test_without_a_budget_a_search_tries_what_it_did() -> None:

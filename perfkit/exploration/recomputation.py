@@ -112,13 +112,12 @@ def _find_fewest_layers(
 ) -> Strategy:
     """The fewest layers of a chunk that must be computed again for strategies to fit that do so with
     all layers, and do not with none."""
-    spread = spread_chunks(model.layers, candidates)
-    count = len(candidates.ranks)
-    longest = np.maximum(np.maximum(spread.even + 1, spread.of_ends), spread.first)
-    enough = np.broadcast_to(np.maximum(longest, spread.last), count).astype(np.int64)
-    too_few = np.zeros(count, dtype=np.int64)
     if has_unlike_layers(model):
         return candidates
+    count = len(candidates.ranks)
+    longest = spread_chunks(model.all_layers, candidates).longest
+    enough = np.broadcast_to(longest, count).astype(np.int64)
+    too_few = np.zeros(count, dtype=np.int64)
     while np.any(enough - too_few > 1):
         middle = (enough + too_few) // 2
         halved = replace(candidates, checkpoint_layers=middle)
@@ -126,7 +125,7 @@ def _find_fewest_layers(
         is_open = enough - too_few > 1
         enough = np.where(is_open & fits, middle, enough)
         too_few = np.where(is_open & ~fits, middle, too_few)
-    return replace(candidates, checkpoint_layers=enough).settle_checkpoints(model.layers)
+    return replace(candidates, checkpoint_layers=enough).settle_checkpoints(model.all_layers)
 
 
 def _measure(

@@ -359,10 +359,7 @@ def explore(
     asked = " or ".join(map(str, counts))
     if not fits.any():
         if np.any(priced.needs <= capacity):
-            raise ValueError(
-                f"no strategy on {_show_ranks(ranks, counts)} ranks fits the memory of its host; take "
-                "another offload, or state more with platform.with_host_memory(capacity=...)"
-            )
+            raise _refuse_host_memory(priced, capacity, _show_ranks(ranks, counts))
         raise _refuse_memory(priced, capacity, memory, _show_ranks(ranks, counts))
     # equal times differ in their last digits, and then the first, which has the fewest ranks, leads
     order = np.flatnonzero(fits)[rank_largest(-priced.time[fits])]
@@ -401,8 +398,9 @@ class _Priced:
         Parts of the time [s], and what else the table shows behind it.
     time, spread, needs : array
         Time of an iteration [s], spread of its logarithm [-], memory of the fullest rank [B].
-    fits_host : array of bool
-        Whether hosts have enough memory for what is offloaded [-].
+    on_host, host_share : array
+        What a rank takes of the memory of its host, and what it may take there, infinite where nothing
+        is offloaded [B].
     plans : sequence of Plan
         Those of a DLRM; empty for a Transformer.
     given : sequence of Strategy or Plan
@@ -414,9 +412,15 @@ class _Priced:
     time: Array
     spread: Array
     needs: Array
-    fits_host: np.ndarray
+    on_host: Array
+    host_share: Array
     plans: Sequence[Plan]
     given: Sequence[Any]
+
+    @property
+    def fits_host(self) -> np.ndarray:
+        """Whether hosts have enough memory for what is offloaded."""
+        return np.asarray(self.on_host <= self.host_share)
 
 
 def _compare(
@@ -463,6 +467,18 @@ def _refuse_memory(
     return ValueError(
         f"no strategy on {ranks} ranks fits into {format_bytes(capacity)}; the least takes {least}; "
         f"{cure}"
+    )
+
+
+def _refuse_host_memory(priced: "_Priced", capacity: float, ranks: str) -> ValueError:
+    """The error where strategies fit their devices and none its host: what is nearest to fit takes."""
+    on_device = np.flatnonzero(priced.needs <= capacity)
+    nearest = on_device[np.argmin(priced.on_host[on_device] / priced.host_share[on_device])]
+    taken = format_bytes(priced.on_host[nearest])
+    share = format_bytes(priced.host_share[nearest])
+    return ValueError(
+        f"no strategy on {ranks} ranks fits the memory of its host; a rank takes at least {taken} of "
+        f"{share}; take another offload, or state more with platform.with_host_memory(capacity=...)"
     )
 
 
@@ -519,7 +535,8 @@ def _price_dlrm(
         parts=columns,
         spread=columns["spread"],
         needs=columns["needs"],
-        fits_host=np.ones(len(plans), dtype=bool),
+        on_host=np.zeros(len(plans)),
+        host_share=np.full(len(plans), np.inf),
         plans=plans,
         given=plans if given else (),
     )
@@ -579,7 +596,8 @@ def _price_transformer(
         parts=parts,
         spread=columns["spread"],
         needs=columns["needs"],
-        fits_host=_fit_hosts(where, tried, columns["on_host"]),
+        on_host=columns["on_host"],
+        host_share=_share_hosts(where, tried, columns["on_host"]),
         plans=(),
         given=[one for one, fit in zip(given or (), can, strict=bool(given)) if fit],
     )
@@ -606,12 +624,13 @@ def _add_checkpoints(
     return join_strategies(tried, further)
 
 
-def _fit_hosts(where: Platform, tried: Strategy, on_host: Array) -> np.ndarray:
-    """Whether hosts have enough memory for what strategies offload [-]."""
-    fits = np.ones(len(on_host), dtype=bool)
+def _share_hosts(where: Platform, tried: Strategy, on_host: Array) -> Array:
+    """What a rank of each strategy may take of the memory of its host; infinite where nothing is
+    offloaded, whose host may be unknown [B]."""
+    shares = np.full(len(on_host), np.inf)
     for place in np.flatnonzero(on_host).tolist():
-        fits[place] = on_host[place] <= find_host_share(where, int(tried.ranks[place]))
-    return fits
+        shares[place] = find_host_share(where, int(tried.ranks[place]))
+    return shares
 
 
 def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array]:
@@ -628,12 +647,16 @@ def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array
 def _list_too_large(priced: _Priced, strategies: Sequence[Any], capacity: float) -> list[str]:
     """Given strategies and plans that need more memory than a rank or its host has."""
     too_large = []
-    for one, needs, fits_host in zip(priced.given, priced.needs, priced.fits_host, strict=True):
+    rows = zip(priced.given, priced.needs, priced.on_host, priced.host_share, strict=True)
+    for one, needs, on_host, host_share in rows:
         name = _name(one, strategies)
         if needs > capacity:
             too_large.append(f"{name} needs {format_bytes(needs)} of {format_bytes(capacity)}")
-        elif not fits_host:
-            too_large.append(f"{name} needs more memory of its host than a rank has there")
+        elif on_host > host_share:
+            too_large.append(
+                f"{name} needs more memory of its host than a rank has there, {format_bytes(on_host)} "
+                f"of {format_bytes(host_share)}"
+            )
     return too_large
 
 

@@ -1,7 +1,7 @@
 """What the backward pass of a layer computes again: nothing, some of its parts, what lies between
 saved products, or all of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -98,9 +98,7 @@ def find_checkpoint(name: Any) -> Checkpoint:
     >>> find_checkpoint("attention").name
     'selective'
     """
-    if isinstance(name, str) and name in CHECKPOINTS:
-        return CHECKPOINTS[name]
-    if name == "attention":
+    if isinstance(name, str) and name == "attention":
         return CHECKPOINTS["selective"]
     if not isinstance(name, str) or "+" not in name:
         return CHECKPOINTS[check_choice("checkpoint", name, CHECKPOINTS)]
@@ -115,6 +113,43 @@ def find_checkpoint(name: Any) -> Checkpoint:
         raise ValueError(f"checkpoint is {show(name)}; name each part once")
     parts = tuple(part for part in CHECKPOINT_PARTS if part in named)
     return Checkpoint("+".join(parts), parts)
+
+
+def ask_checkpoints(names: Any, question: Callable[[Checkpoint], Any], dtype: type) -> Any:
+    """Ask the record of each name something, once for equal names.
+
+    Parameters
+    ----------
+    names : str or array of str
+        As `find_checkpoint` takes them.
+    question : callable
+        Takes a `Checkpoint`, and returns a text or a flag.
+    dtype : type
+        Of its answers, str or bool.
+
+    Returns
+    -------
+    answers : same kind as `names`
+        What it returned for each.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name.
+
+    Examples
+    --------
+    >>> names = np.array(["none", "per_op", "none"])
+    >>> ask_checkpoints(names, lambda checkpoint: checkpoint.saves_products, bool)
+    array([False,  True, False])
+    """
+    if isinstance(names, str):
+        return question(find_checkpoint(names))
+    distinct, number = np.unique(names, return_inverse=True)
+    answers: np.ndarray = np.array(
+        [question(find_checkpoint(name)) for name in distinct.tolist()], dtype=dtype
+    )
+    return answers[number].reshape(np.shape(names))
 
 
 def check_checkpoints(names: Any) -> Any:
@@ -142,9 +177,7 @@ def check_checkpoints(names: Any) -> Any:
     """
     if not (isinstance(names, np.ndarray) and names.dtype.kind == "U"):
         return find_checkpoint(names).name
-    distinct, number = np.unique(names, return_inverse=True)
-    checked = np.array([find_checkpoint(name).name for name in distinct.tolist()], dtype=str)
-    return checked[number].reshape(names.shape)
+    return ask_checkpoints(names, lambda checkpoint: checkpoint.name, str)
 
 
 def recomputes(names: Any, part: str) -> Any:
@@ -168,10 +201,4 @@ def recomputes(names: Any, part: str) -> Any:
     array([False,  True,  True])
     """
     check_choice("part", part, CHECKPOINT_PARTS)
-    if isinstance(names, str):
-        return part in find_checkpoint(names).parts
-    distinct, number = np.unique(names, return_inverse=True)
-    has_part = np.array(
-        [part in find_checkpoint(name).parts for name in distinct.tolist()], dtype=bool
-    )
-    return has_part[number].reshape(np.shape(names))
+    return ask_checkpoints(names, lambda checkpoint: part in checkpoint.parts, bool)

@@ -9,7 +9,13 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
-from perfkit.models.checkpoints import EVERY_LAYER, find_checkpoint, recomputes
+from perfkit.models.checkpoints import (
+    EVERY_LAYER,
+    Checkpoint,
+    ask_checkpoints,
+    find_checkpoint,
+    recomputes,
+)
 from perfkit.models.experts import busiest_rank
 from perfkit.models.offload import HOST_WORK
 from perfkit.models.optimizers import find_optimizer
@@ -627,10 +633,13 @@ def name_recorded(checkpoints: Any) -> Any:
     names : str or array of str
         ``none`` in place of ``selective``.
     """
-    if isinstance(checkpoints, str):
-        checkpoint = find_checkpoint(checkpoints)
-        return "none" if checkpoint.is_in_forward_pass else checkpoint.name
-    return np.where(np.equal(checkpoints, "selective"), "none", checkpoints)
+
+    def name(checkpoint: Checkpoint) -> str:
+        if checkpoint.is_in_forward_pass:
+            return "none"
+        return checkpoint.name
+
+    return ask_checkpoints(checkpoints, name, str)
 
 
 def _find_recorded(s: Strategy) -> str:
@@ -818,17 +827,20 @@ def price_micro_batch(
     weight_casts = _time_with_weights(rows, rows.modules == "exchange.narrow", all_trained)
     layer_casts = trained.layer * weight_casts.device
     end_casts = (trained.embeddings + trained.head) * weight_casts.device
+    embeddings = _time_region(
+        rows,
+        "embeddings",
+        weights.embeddings,
+        trained.embeddings,
+        sent.embeddings,
+        saved.embeddings,
+    )
+    layer = _time_region(rows, "layers", weights.layer, trained.layer, sent.layer, saved.layer)
+    head = _time_region(rows, "head", weights.head, trained.head, sent.head, saved.head)
     times = MicroBatchTimes(
-        embeddings=_time_region(
-            rows,
-            "embeddings",
-            weights.embeddings,
-            trained.embeddings,
-            sent.embeddings,
-            saved.embeddings,
-        ),
-        layer=_time_region(rows, "layers", weights.layer, trained.layer, sent.layer, saved.layer),
-        head=_time_region(rows, "head", weights.head, trained.head, sent.head, saved.head),
+        embeddings=embeddings,
+        layer=layer,
+        head=head,
         attention=_time_attention(rows, recomputed),
         weight_gradients=_time_weight_gradients(rows),
         update=_time_update(rows, model, trained),

@@ -362,11 +362,8 @@ class Strategy:
         if np.all(np.equal(self.checkpoint_layers, EVERY_LAYER)):
             return self
         spread = spread_chunks(layers, self)
-        longest = np.where(np.greater(spread.longer, 0), spread.even + 1, spread.even)
-        for of_end in (spread.of_ends, spread.first, spread.last):
-            longest = np.maximum(longest, of_end)
         names = np.where(np.equal(self.checkpoint_layers, 0), "none", self.checkpoint)
-        is_every = (self.checkpoint_layers >= longest) | np.equal(names, "none")
+        is_every = (self.checkpoint_layers >= spread.longest) | np.equal(names, "none")
         counts = np.where(is_every, EVERY_LAYER, self.checkpoint_layers)
         return replace(
             self,
@@ -576,6 +573,14 @@ class LayerSpread(NamedTuple):
     of_ends: Any
     first: Any
     last: Any
+
+    @property
+    def longest(self) -> Any:
+        """Layers of the chunk that has most [-]."""
+        longest = np.where(np.greater(self.longer, 0), self.even + 1, self.even)
+        for of_end in (self.of_ends, self.first, self.last):
+            longest = np.maximum(longest, of_end)
+        return longest
 
     def count_layers(self, s: Strategy, stage: Any, chunk: Any) -> Any:
         """Count the layers of a chunk.
