@@ -90,14 +90,14 @@ def find_host_memory(platform: Machine) -> HostMemory:
         return platform.host_memory
     if "usual host" not in platform.memo:
         platform.memo["usual host"] = find_usual_host(platform.device.name)
-    found: HostMemory | None = platform.memo["usual host"]
-    if found is None:
+    usual: HostMemory | None = platform.memo["usual host"]
+    if usual is None:
         raise ValueError(
             f"platform {platform.name!r} does not know the memory of its host, to which a strategy "
             "offloads; state it first, such as .with_host_memory(capacity=1e12, bandwidth=400e9) for "
             "1 TB at 400 GB/s on a node"
         )
-    return found
+    return usual
 
 
 def find_host_share(platform: Machine, ranks: int) -> float:

@@ -153,6 +153,6 @@ def size_offload(model: Transformer, s: Strategy, sizes: Sizes, platform: Platfo
         gradient=fraction * of_link * gradient,
         weight=fraction * of_link * weight,
         update=fraction * of_node * update,
-        shard=of_link * np.where(s.offloads_parameters, 1.0 * sizes.wide, 0.0),
+        shard=of_link * np.where(s.offloads_parameters, sizes.wide, 0.0),
         activation=of_link * np.where(s.offloads_activations, 1.0, 0.0),
     )

@@ -258,6 +258,17 @@ def predict(
     fixed_time = float(launch_times @ timings.slowest.graph.column("launches"))
     if level is not None:
         fixed_time *= level["scale"]
+    repredict = partial(
+        predict,
+        workload,
+        ranks=ranks,
+        plan=plan,
+        slowdown=slowdown,
+        execution=execution,
+        loading=loading,
+        strategy=strategy,
+        stack=stack,
+    )
     return Prediction(
         workload=resolved.workload,
         platform=machine,
@@ -276,17 +287,7 @@ def predict(
         warnings=notes.doubts + notes.advice + of_level + of_facts,
         stack=software,
         _timeline=timings.timeline,
-        _repredict=partial(
-            predict,
-            workload,
-            ranks=ranks,
-            plan=plan,
-            slowdown=slowdown,
-            execution=execution,
-            loading=loading,
-            strategy=strategy,
-            stack=stack,
-        ),
+        _repredict=repredict,
     )
 
 

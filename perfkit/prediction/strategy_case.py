@@ -36,7 +36,7 @@ from perfkit.prediction.micro_batches import (
 from perfkit.prediction.offload import OffloadSizes, size_offload
 from perfkit.prediction.strategy_records import ByRegion, Group, join_groups, map_arrays, select
 from perfkit.prediction.unlike_layers import PricedKind, mix_layers
-from perfkit.workloads.layer_kinds import has_unlike_layers, list_kinds
+from perfkit.workloads.layer_kinds import LayerKind, has_unlike_layers, list_kinds
 from perfkit.workloads.stack import Stack, StackedWork
 from perfkit.workloads.strategy import Strategy, spread_layers
 from perfkit.workloads.transformer import Transformer, check_checkpoint
@@ -286,28 +286,15 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     s = strategies.without_idle_zero().settle_checkpoints(model.all_layers)
     messages = MessageTimes(platform)
     pads_products = np.array([stack.pads_products for stack in work.stacks])
-    priced = []
-    end_shard_sums = []
-    for kind in list_kinds(model):
-        sizes = size_micro_batch(kind.model, s)
-        again = price_micro_batches(kind.model, messages, s, execution, pads_products)
-        without_sums, plain = again, again
-        if np.any(s.is_partial):
-            plain = price_micro_batches(
-                kind.model, messages, _compute_nothing_again(s), execution, pads_products
-            )
-            layers_of_stage = spread_layers(model.all_layers, s)[1]
-            share = share_recomputed(s, layers_of_stage)
-            without_sums = _average_layers(again, plain, share)
-        sums = time_gradient_sums(without_sums, s, sizes)
-        times = add_casts_once(add_gradient_sums(without_sums, sums, s), sizes)
-        priced.append(PricedKind(kind, sizes, times))
-        end_shard_sums.append(sums.embeddings.shards.device + sums.head.shards.device)
-    mix = mix_layers(model, priced, s)
+    kinds = list_kinds(model)
+    layers = [_price_layer(kind, messages, s, execution, pads_products) for kind in kinds]
+    mix = mix_layers(model, [layer.priced for layer in layers], s)
     s, sizes, times = mix.s, mix.sizes, mix.times
     running, saved_again = times, times.layer.saved
-    if np.any(s.is_partial):  # of a single kind
-        running, saved_again = plain, again.layer.saved
+    if np.any(s.is_partial):
+        # `check_checkpoints_of` refuses several kinds
+        [layer] = layers
+        running, saved_again = layer.plain, layer.again.layer.saved
     stage_layers = StageLayers(*spread_layers(mix.layers, s))
     whole = platform.context.find_iteration(model.family, 2)
     levels = _find_levels(platform, model, work.stacks, s)
@@ -321,7 +308,7 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
         times=times,
         running=running,
         saved_again=saved_again,
-        end_shard_sums=end_shard_sums[0],
+        end_shard_sums=layers[0].end_shard_sums,
         all_layers=mix.layers,
         leading=mix.leading,
         leading_saved=mix.leading_saved,
@@ -337,6 +324,39 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
         as_megatron=find_megatron(work.stacks, s),
         offload=size_offload(model, s, sizes, platform),
     )
+
+
+class _PricedLayer(NamedTuple):
+    """A micro-batch of a model whose layers are all of one kind: in the mean of its layers, with a
+    layer that is computed again and with one that is not; and sums of shards outside of layers [s]."""
+
+    priced: PricedKind
+    again: MicroBatchTimes
+    plain: MicroBatchTimes
+    end_shard_sums: Array
+
+
+def _price_layer(
+    kind: LayerKind,
+    messages: MessageTimes,
+    s: Strategy,
+    execution: str | None,
+    pads_products: np.ndarray,
+) -> _PricedLayer:
+    """Price a micro-batch whose layers are all of one kind."""
+    sizes = size_micro_batch(kind.model, s)
+    again = price_micro_batches(kind.model, messages, s, execution, pads_products)
+    plain, mean = again, again
+    if np.any(s.is_partial):
+        plain = price_micro_batches(
+            kind.model, messages, _compute_nothing_again(s), execution, pads_products
+        )
+        stages = StageLayers(*spread_layers(kind.model.all_layers, s))
+        mean = _average_layers(again, plain, share_recomputed(s, stages.inner))
+    sums = time_gradient_sums(mean, s, sizes)
+    times = add_casts_once(add_gradient_sums(mean, sums, s), sizes)
+    end_shard_sums = sums.embeddings.shards.device + sums.head.shards.device
+    return _PricedLayer(PricedKind(kind, sizes, times), again, plain, end_shard_sums)
 
 
 def check_checkpoints_of(model: Transformer, strategies: Strategy) -> None:

@@ -432,19 +432,18 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
     other_embeddings = np.where(stage.has_embeddings, stage.held - 1.0, 0.0)
     whole = np.where(s.rows > 1, sizes.column * model.hidden, 0.0)
     logits = np.where(s.tp > 1, sizes.wide * _count_logits(case), 0.0)
-    others = stage.held * stage.layers - 1.0
+    all_layers = stage.held * stage.layers
     # of those that go to the host, one is on its way
-    others = np.where(s.offloads_activations, np.minimum(others, 1.0), others)
+    others_on_device = np.where(
+        s.offloads_activations, np.minimum(all_layers - 1.0, 1.0), all_layers - 1.0
+    )
+    of_layers = np.where(s.is_partial, all_layers * kept - kept_by_running, others_on_device * kept)
+    leading = np.where(stage.has_embeddings, stage.held * _keep_leading(case, software), 0.0)
+    other_losses = np.where(stage.has_head, stage.losses - 1.0, 0.0)
+    of_embeddings = other_embeddings * times.embeddings.saved
+    of_losses = other_losses * times.head.saved
     return _Activations(
-        others=np.where(
-            s.is_partial,
-            stage.held * stage.layers * kept - kept_by_running,
-            others * kept,
-        )
-        + np.where(stage.has_embeddings, stage.held * _keep_leading(case, software), 0.0)
-        + put_off
-        + other_embeddings * times.embeddings.saved
-        + np.where(stage.has_head, stage.losses - 1.0, 0.0) * times.head.saved,
+        others=of_layers + leading + put_off + of_embeddings + of_losses,
         less=times.layer.saved - kept_by_running,
         whole_inputs=whole,
         whole_in_layer=np.where(software.fused_layers, 2.0, 4.0) * whole,

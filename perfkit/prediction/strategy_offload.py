@@ -52,10 +52,10 @@ def time_shard_copies_of_host(case: Case) -> UnitMessages:
     return _copy_shards(case, FROM_HOST, case.offload.shard)
 
 
-def _copy_shards(case: Case, operation: str, each: Array) -> UnitMessages:
-    """Copies of the shards of each unit, `each` number of which has some bytes [s]."""
+def _copy_shards(case: Case, operation: str, bytes_of_number: Array) -> UnitMessages:
+    """Copies of the shards of each unit, by the bytes of one number [s]."""
     none = np.zeros(case.count)
-    if not np.any(each > 0):
+    if not np.any(bytes_of_number > 0):
         return UnitMessages(none, none, none, none)
     s, sizes = case.s, case.sizes
     weights = case.times.list_by_region(lambda region: region.weights)
@@ -66,9 +66,9 @@ def _copy_shards(case: Case, operation: str, each: Array) -> UnitMessages:
     # replicas of the whole model send both ends in one message
     together = case.shards_alone
     return UnitMessages(
-        embeddings=cost.time(each * np.where(together, embeddings + head, embeddings)),
-        layer=cost.time(each * layer),
-        head=cost.time(each * np.where(together, 0.0, head)),
+        embeddings=cost.time(bytes_of_number * np.where(together, embeddings + head, embeddings)),
+        layer=cost.time(bytes_of_number * layer),
+        head=cost.time(bytes_of_number * np.where(together, 0.0, head)),
         experts=none,
     )
 
@@ -202,8 +202,8 @@ def move_held(
     if not np.any(fraction > 0):
         return held
     s, sizes = case.s, case.sizes
-    keeps_masters = s.buffers
-    masters = np.where(keeps_masters & (sizes.wide > sizes.itemsize), sizes.wide * shards, 0.0)
+    has_masters = s.buffers & (sizes.wide > sizes.itemsize)
+    masters = np.where(has_masters, sizes.wide * shards, 0.0)
     masters = np.minimum(masters, held.states)
     states = masters + (1.0 - fraction) * (held.states - masters)
     narrow = np.where((s.zero > 2) & ~s.offloads_parameters, sizes.itemsize * shards, 0.0)

@@ -266,6 +266,7 @@ def list_exchange(
     trained = case.times.list_by_region(lambda region: region.trained)
     forward = _list_kernels(case, parts, parts.passes.forward)
     backward = _list_kernels(case, parts, parts.passes.backward)
+    contention = case.contention * share_of_messages(case, messages)
     return Exchange(
         kinds=_list_kinds(case, pipeline.stages),
         micro=case.micro,
@@ -286,14 +287,17 @@ def list_exchange(
         forward_lead=parts.experts.forward,
         lead=parts.experts.backward,
         border=pipeline.borders.inside / 2.0,
-        contention=slow_passes(kernel_share, case.contention * share_of_messages(case, messages)),
+        contention=slow_passes(kernel_share, contention),
     )
 
 
-def _copy_units(weights: ByRegion[Array], each: Array, reordered: Array) -> UnitTimes:
-    """Copies of the numbers of each unit before a message, `each` of which takes some time [s]."""
+def _copy_units(weights: ByRegion[Array], time_of_number: Array, reordered: Array) -> UnitTimes:
+    """Copies of the numbers of each unit before a message, by the time of one number, and those of
+    experts in another order, which are part of a layer [s]."""
     return UnitTimes(
-        each * weights.embeddings, each * weights.layer + reordered, each * weights.head
+        time_of_number * weights.embeddings,
+        time_of_number * weights.layer + reordered,
+        time_of_number * weights.head,
     )
 
 
