@@ -68,6 +68,7 @@ SUMS = {
 NO_NUMBERS = {
     "checkpoints.find_checkpoint",
     "checkpoints.check_checkpoints",
+    "checkpoints.ask_checkpoints",
     "checkpoints.recomputes",
     "distributions.join_buckets",
     "kernels.term_names",
