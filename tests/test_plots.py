@@ -212,6 +212,15 @@ def draw_tornado() -> Any:
     return plots.tornado_bars(RESOURCES, time=1.0, factor=1.2)
 
 
+def draw_memory() -> Any:
+    rows = [
+        {"time_s": 0.0, "weights_bytes": 2e9, "activations_bytes": 0.0, "total_bytes": 2e9},
+        {"time_s": 0.1, "weights_bytes": 2e9, "activations_bytes": 3e9, "total_bytes": 5e9},
+        {"time_s": 0.3, "weights_bytes": 2e9, "activations_bytes": 0.0, "total_bytes": 2e9},
+    ]
+    return plots.memory_areas(rows, capacity=8e9, reserve=1e9)
+
+
 def draw_plan() -> Any:
     return plots.plan_bars(RANKS, time=3e-3, capacity=5e9)
 
@@ -243,6 +252,7 @@ CHARTS = {
     "collectives, fits alone": draw_fits_of_collectives,
     "ratios": draw_ratios,
     "tornado": draw_tornado,
+    "memory": draw_memory,
     "plan": draw_plan,
     "alpha-beta": draw_alpha_beta,
     "asked roofline": draw_asked_roofline,

@@ -6,6 +6,7 @@ the colours of phases and of classes of operations. Then each chart is one file 
 which reads rows, makes two axes and lays marks over each other:
 
 - `breakdowns` (stacked bars), `tornado` and `ratios` are the shortest; `accuracy` has a band
+- `memory` has stacked areas, a point and lines across
 - `sweeps`, `modules`, `ranks`, `rooflines` and `collectives` prepare more rows
 - `timelines` joins operations until few enough bars are left
 - `sliders`: closed forms that a browser computes
@@ -22,6 +23,7 @@ from perfkit.plots.accuracy import predicted_vs_measured
 from perfkit.plots.breakdowns import breakdown_bars
 from perfkit.plots.collectives import collective_curves
 from perfkit.plots.colours import INK, PALETTE
+from perfkit.plots.memory import memory_areas
 from perfkit.plots.modules import module_bars
 from perfkit.plots.ranks import plan_bars
 from perfkit.plots.ratios import platform_ratios
@@ -40,6 +42,7 @@ __all__ = [
     "ask_unique_rows",
     "breakdown_bars",
     "collective_curves",
+    "memory_areas",
     "module_bars",
     "plan_bars",
     "platform_ratios",

@@ -13,7 +13,6 @@ from perfkit.models.embedding import state_bytes
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.host_memory import find_host_share
 from perfkit.platform.platform import Platform
-from perfkit.workloads.columns import Allocations
 from perfkit.workloads.graph import PHASES, Graph, KernelKey
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -242,14 +241,139 @@ def _find_streams(graph: Graph, count: int) -> np.ndarray:
     return streams
 
 
-def _list_allocations(lives: BufferLives) -> Allocations:
+class Changes(NamedTuple):
+    """Allocations and releases of one stream, in their order: one element of each array per change.
+
+    Parameters
+    ----------
+    at : array
+        When, by the clock of `BufferLives`; minus infinity for what is there before the iteration [-].
+    buffer : array of int
+        Number of the buffer [-].
+    nbytes : array
+        Bytes that are allocated, negative for a release [B].
+    """
+
+    at: Array
+    buffer: np.ndarray
+    nbytes: Array
+
+
+def _list_changes(lives: BufferLives) -> Changes:
     """Allocations and releases of buffers with these lives."""
     released = lives.select(np.isfinite(lives.ends))
-    order = np.argsort(np.concatenate([lives.begins, released.ends]), kind="stable")
-    return Allocations(
+    at = np.concatenate([lives.begins, released.ends])
+    order = np.argsort(at, kind="stable")
+    return Changes(
+        at=at[order],
         buffer=np.concatenate([lives.buffers, released.buffers])[order],
         nbytes=np.concatenate([lives.nbytes, -released.nbytes])[order],
     )
+
+
+def _place_allocations(graph: Graph, count: int) -> Changes:
+    """When a captured graph with so many buffers allocates and releases.
+
+    Captures list changes in their order without the operations: each is made no later than the
+    operation that first touches its buffer, and no later than those behind it.
+    """
+    changes = graph.allocations
+    end = 2.0 * len(graph)
+    operations, buffers = graph.accesses.operation, graph.accesses.buffer
+    first = np.full(count, end)
+    np.minimum.at(first, buffers, 2.0 * operations)
+    is_allocation = changes.nbytes > 0
+    latest = np.where(is_allocation, first[changes.buffer], end)
+    at = np.minimum.accumulate(latest[::-1])[::-1]
+    # what an operation makes is not read by it; all that is listed ahead of that was there before
+    is_read_first = np.zeros(count, dtype=bool)
+    is_read_first[buffers[~graph.accesses.is_write & (2.0 * operations == first[buffers])]] = True
+    is_touched = first[changes.buffer] < end
+    is_made = is_allocation & is_touched & ~is_read_first[changes.buffer]
+    was_there = np.cumsum(is_made | ~is_allocation) == 0
+    return Changes(np.where(was_there, -np.inf, at), changes.buffer, changes.nbytes)
+
+
+class StreamChanges(NamedTuple):
+    """What an iteration of a graph allocates and releases.
+
+    Parameters
+    ----------
+    part : array of int
+        Use of each buffer, its number in `PARTS` [-].
+    streams : list of Changes
+        Those of the stream of kernels, and of each other stream of a GPU.
+    constant : array
+        What is held through the whole iteration beside them, by use [B].
+    has_earlier_gradients : bool
+        Whether they begin with the gradients of the iteration before, and their release, as captures
+        do.
+    """
+
+    part: np.ndarray
+    streams: list[Changes]
+    constant: Array
+    has_earlier_gradients: bool
+
+
+def list_changes(graph: Graph, platform: Platform) -> StreamChanges:
+    """List what an iteration allocates and releases.
+
+    Parameters
+    ----------
+    graph : Graph
+        What a rank executes; a captured one that is compiled allocates less than it recorded.
+    platform : Platform
+        Where it runs.
+
+    Returns
+    -------
+    changes : StreamChanges
+        Allocations and releases of each stream.
+    """
+    on_device = platform.device.kind != "cpu"
+    buffers = np.concatenate(
+        [graph.accesses.buffer, graph.weights.buffer, graph.allocations.buffer]
+    )
+    part = _sort_buffers(graph, int(buffers.max(initial=0)) + 1)
+    captured = len(graph.allocations) > 0 and graph.execution != "compiled"
+    constant = np.zeros(len(PARTS))
+    constant[_AT["workspace"]] = WORKSPACE * on_device
+    if captured:
+        streams = [_place_allocations(graph, len(part))]
+        return StreamChanges(part, streams, constant, has_earlier_gradients=True)
+    constant[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables)
+    constant[_AT["parameters"]] += graph.untouched
+    streams = []
+    if len(graph.accesses):
+        lives = find_lives(graph, part == _AT["gradients"])
+        stream = np.zeros(len(part), dtype=int)
+        if on_device:
+            stream = _find_streams(graph, len(part))
+        of_life = stream[lives.buffers]
+        streams = [_list_changes(lives.select(of_life == one)) for one in np.unique(of_life)]
+    return StreamChanges(part, streams, constant, has_earlier_gradients=False)
+
+
+def hold_at_peak(part: np.ndarray, changes: Changes) -> Array:
+    """Find what a stream holds at its fullest moment.
+
+    Parameters
+    ----------
+    part : array of int
+        Use of each buffer, its number in `PARTS` [-].
+    changes : Changes
+        Its allocations and releases.
+
+    Returns
+    -------
+    held : array
+        Bytes by use [B].
+    """
+    peak = np.argmax(np.append(0.0, np.cumsum(changes.nbytes)))
+    uses = part[changes.buffer[:peak]]
+    weights = changes.nbytes[:peak]
+    return np.asarray(np.bincount(uses, weights=weights, minlength=len(PARTS)), dtype=float)
 
 
 def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array, *, accelerator: bool) -> list[Array]:
@@ -272,10 +396,10 @@ def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array, *, accelerator: bo
 
 def _list_peaks_of(lives: BufferLives, kinds: np.ndarray, sizes: Array) -> Array:
     """Moments of one stream, see `list_peaks`."""
-    events = _list_allocations(lives)
+    events = _list_changes(lives)
     shares = events.nbytes
-    held = np.zeros((len(events), len(sizes)))
-    held[np.arange(len(events)), kinds[events.buffer]] = shares
+    held = np.zeros((len(shares), len(sizes)))
+    held[np.arange(len(shares)), kinds[events.buffer]] = shares
     rest = np.cumsum(held, axis=0)[(shares > 0) & (np.append(shares[1:], -1.0) < 0)]
     moves = (rest != rest[:1]).any(axis=0)
     whole, rest = rest, rest[:, moves]
@@ -340,29 +464,10 @@ def _measure(graph: Graph, platform: Platform) -> Memory:
         parts = dict.fromkeys(PARTS, 0.0) | graph.held._asdict()
         parts["workspace"] += WORKSPACE * on_device
         return _make_memory(graph, parts, platform)
-    buffers = np.concatenate(
-        [graph.accesses.buffer, graph.weights.buffer, graph.allocations.buffer]
-    )
-    part = _sort_buffers(graph, int(buffers.max(initial=0)) + 1)
-    captured = len(graph.allocations) > 0 and graph.execution != "compiled"
-    streams = [graph.allocations]
-    if len(graph.accesses) and not captured:
-        lives = find_lives(graph, part == _AT["gradients"])
-        stream = np.zeros(len(part), dtype=int)
-        if on_device:
-            stream = _find_streams(graph, len(part))
-        of_life = stream[lives.buffers]
-        streams = [_list_allocations(lives.select(of_life == one)) for one in np.unique(of_life)]
-    held = np.zeros(len(PARTS))
-    for events in streams:
-        peak = np.argmax(np.append(0.0, np.cumsum(events.nbytes)))
-        held += np.bincount(
-            part[events.buffer[:peak]], weights=events.nbytes[:peak], minlength=len(PARTS)
-        )
-    if not captured:
-        held[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables)
-        held[_AT["parameters"]] += graph.untouched
-    held[_AT["workspace"]] += WORKSPACE * on_device
+    changes = list_changes(graph, platform)
+    held = changes.constant
+    for stream in changes.streams:
+        held = held + hold_at_peak(changes.part, stream)
     return _make_memory(graph, dict(zip(PARTS, held.tolist(), strict=True)), platform)
 
 

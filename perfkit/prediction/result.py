@@ -26,6 +26,7 @@ from perfkit.prediction.breakdown import Breakdown
 from perfkit.prediction.classes import list_attention
 from perfkit.prediction.levels import find_level
 from perfkit.prediction.memory import Memory, measure_memory
+from perfkit.prediction.memory_timeline import find_fullest, list_memory
 from perfkit.prediction.ranks import (
     Workload,
 )
@@ -37,7 +38,12 @@ if TYPE_CHECKING:
     from perfkit.prediction.operation_accounts import OperationAccount
 
 #: Pictures of an iteration.
-CHARTS = {"breakdown": "breakdown_bars", "timeline": "timeline_lanes", "modules": "module_bars"}
+CHARTS = {
+    "breakdown": "breakdown_bars",
+    "timeline": "timeline_lanes",
+    "modules": "module_bars",
+    "memory": "memory_areas",
+}
 #: Warning where the host sets the pace.
 _ASSUMED = "the host sets the pace, and how fast it is was assumed from another machine"
 
@@ -317,6 +323,32 @@ class Prediction(Tabular):
         graphs = [rank_timeline.graph for rank_timeline in self._timeline.rank_timelines]
         return measure_memory(graphs, self.platform)
 
+    def memory_over_time(self) -> Table:
+        """Memory of the rank that needs most through one iteration, by use.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            A row for each moment at which memory begins to rise or to fall: time_s, as in `timeline`
+            [s]; operation [-], phase and module, what runs then; a column for each use of `memory`,
+            such as activations_bytes, and total_bytes, whose largest is `Memory.total` [B]. The first
+            row holds the gradients of the iteration before, which ``zero_grad`` drops, and equals the
+            last one.
+
+        Raises
+        ------
+        ValueError
+            For a strategy whose memory is known at its fullest moment alone.
+
+        Notes
+        -----
+        Tensors live from the operation that makes them to the last one that touches them. What
+        streams of messages hold at most counts through the whole iteration, as PyTorch does not give
+        it to kernels.
+        """
+        fullest = find_fullest(self._timeline.rank_timelines, self.platform)
+        return list_memory(fullest, self.platform)
+
     @property
     def throughput(self) -> dict[str, float]:
         """Iterations per second, and samples and tokens per second if the workload has a batch and a
@@ -436,7 +468,12 @@ class Prediction(Tabular):
         Parameters
         ----------
         kind : str
-            ``breakdown``, ``timeline`` or ``modules``.
+            ``breakdown``, ``timeline``, ``modules`` or ``memory``, see `memory_over_time`.
+
+        Raises
+        ------
+        ValueError
+            For the memory of a strategy that is known at its fullest moment alone.
         """
         from perfkit import plots
 
@@ -444,7 +481,21 @@ class Prediction(Tabular):
         draw: Callable[..., Picture] = getattr(plots, CHARTS[kind])
         if kind == "timeline":
             return draw(self.timeline(), about=self.about, time=self.time)
+        if kind == "memory":
+            memory = self.memory()
+            reserve = memory.reserve or None
+            return draw(
+                self.memory_over_time(),
+                capacity=memory.capacity,
+                reserve=reserve,
+                about=self.about,
+            )
         return draw(getattr(self, kind)(), about=self.about)
+
+    def _has_chart(self, kind: str) -> bool:
+        """Whether there is a chart of this kind: of memory only where it is known over time."""
+        graphs = [timeline.graph for timeline in self._timeline.rank_timelines]
+        return kind != "memory" or all(graph.held is None for graph in graphs)
 
     @property
     def about(self) -> str:
@@ -483,7 +534,7 @@ class Prediction(Tabular):
             share = f"share of {of_peak} TFLOP/s, the peak in {self.workload.dtype} (MFU)"
             rows.append((share, f"{self.mfu:.1%}"))
         yield "Time and memory", [("quantity", "value"), *rows]
-        yield from (("", self.chart(kind)) for kind in CHARTS)
+        yield from (("", self.chart(kind)) for kind in CHARTS if self._has_chart(kind))
         yield "Where the time goes", self.breakdown()
         yield "", self.platform
 

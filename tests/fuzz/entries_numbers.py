@@ -545,6 +545,9 @@ TAKERS: tuple[Example, ...] = (
     example(plots.breakdown_bars, frame=RESULT.breakdown(), title="a", about="b"),
     example(plots.timeline_lanes, frame=RESULT.timeline(), about="a"),
     example(plots.module_bars, frame=RESULT.modules(), about="a"),
+    example(
+        plots.memory_areas, frame=RESULT.memory_over_time(), capacity=8e9, reserve=1e9, about="a"
+    ),
     example(plots.sweep_lines, frame=[{"x": 1, "time": 1.0}], x="x", y="time"),
     example(
         plots.predicted_vs_measured,
