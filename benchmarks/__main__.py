@@ -153,6 +153,7 @@ def _list_arguments(
         "mlperf_dlrm",
         "regions",
         "offload",
+        "lora",
         "dlrm_strategies",
     ):
         yield name, []

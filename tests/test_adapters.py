@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import perfkit as pk
-from perfkit.ground.files import group_rows
+from benchmarks.helpers.files import read_csv
+from benchmarks.lora import compare_row
+from perfkit.ground.files import find_reference, group_rows
 from perfkit.prediction.memory import measure_memory
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.transformer import Transformer
@@ -284,3 +286,12 @@ def test_ranks_that_share_layers_refuse_adapters() -> None:
     assert "cannot share lora_rank of the model, 8" in str(found)
     found = pk.explore(model, "h100-sxm-8", ranks=8)
     assert set(found.table()["tp"]) == set(found.table()["pp"]) == {1}
+
+
+def test_published_iterations_with_adapters_are_predicted() -> None:
+    """reference_data/published/lora_steps.csv: kernels set the pace of Qwen 7B on an A100."""
+    rows = {row["row"]: row for row in read_csv(find_reference("published/lora_steps.csv"))}
+    for tokens in (2048, 4096):
+        compared = compare_row(rows[f"qwen-7b-lora-{tokens}"])
+        assert abs(compared["error"]) < 0.07
+        assert compared["low"] < compared["measured"] < compared["high"]

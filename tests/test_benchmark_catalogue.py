@@ -165,6 +165,7 @@ SAVED = [
     "mlperf_dlrm",
     "regions",
     "offload",
+    "lora",
     "dlrm_strategies",
 ]
 SAVED += ["sharding_study", "sharding_study", "left_out"]

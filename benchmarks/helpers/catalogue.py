@@ -429,6 +429,15 @@ BENCHMARKS = (
         "Offload to the host",
     ),
     Benchmark(
+        "lora",
+        "How far off are published iterations with low-rank adapters?",
+        "",
+        3,
+        (),
+        _ACCURACY,
+        "Low-rank adapters",
+    ),
+    Benchmark(
         "dlrm_strategies",
         "Does perfkit put strategies for the MLPs of large DLRMs in the order in which MAD-Max puts them?",
         "",
