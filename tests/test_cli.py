@@ -535,13 +535,19 @@ MISTAKES = {
     f"{PREDICT} --loading slow": "argument --loading: 'slow' is no number",
     f"{PREDICT} --mixed": "--mixed is given with --dtype fp32; .* take --dtype bf16 or fp16, or leave",
     f"{PREDICT} --ranks 16": r"take at most 8, or 2 nodes: --platform h100-sxm-8x2$",
-    f"{PREDICT} --cp 2": "unrecognized arguments: --cp; .*perfkit predict takes --model, .*--batch",
+    f"{PREDICT} --vp 2": "unrecognized arguments: --vp; .*perfkit predict takes --model, .*--batch",
     f"{PREDICT} --tp 5": "these ranks cannot share heads of the model, 12; tp must divide it",
     f"{PREDICT} --tp 2 --ranks 4": "ranks is 4, and strategy takes 2; leave ranks out",
-    f"{PREDICT} --tp 2 --parallel fsdp": "parallel is given; --tp, .* say how ranks share",
+    f"{PREDICT} --tp 2 --parallel fsdp": "parallel is given; .*--tp, .* say how ranks share",
     f"{PREDICT} --dtype bf16 --mixed --tp 2 --stack ddp": "take --stack fsdp or --stack megatron",
     "predict --model dlrm-mlperf --platform h100-sxm-8 --tp 2": "tp is given; a DLRM has none",
-    f"{PREDICT} --optimizer sgd": "unrecognized arguments: --optimizer; perfkit predict takes",
+    f"{PREDICT} --optimizer sgdd": "optimizer is 'sgdd'; known are .*did you mean 'sgd'",
+    f"{PREDICT} --lora-rank 8 --lora-modules q_proj,up": "lora_modules is 'up'; known are q_proj",
+    f"{PREDICT} --checkpoint all": "checkpoint is 'all'; known are",
+    "predict --model config.json --platform h100-sxm-8": "config.json",
+    "predict --model dlrm-mlperf --platform h100-sxm-8 --lora-rank 8": "lora_rank is given; a DLRM",
+    "explore --model gpt2 --platform h100-sxm-8 --batch 8": "required: --ranks",
+    "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --tp 2": "arguments: --tp",
     "platforms h100": "unrecognized arguments: h100; perfkit platforms takes --json",
     f"{SHARD} --memory 80GB": "'80GB' is no number; write it without a unit, such as 80e9",
     f"{SHARD} --plan missing.json": "name a plan that perfkit shard --out has written",
@@ -592,6 +598,59 @@ def test_a_strategy_of_the_command_line_is_that_of_python(capsys: Any) -> None:
     with keep_quiet():
         found = perfkit.predict(model, "h100-sxm-8", strategy=strategy, stack="megatron")
     assert time == pytest.approx(found.time, rel=1e-9)
+
+
+SMALL_LLAMA = "predict --model llama-3.2-1b --sequence 1024 --batch 8 --dtype bf16 --json -"
+
+
+def test_adapters_of_the_command_line_are_those_of_python(capsys: Any) -> None:
+    words = "--platform h100-sxm-8 --lora-rank 16 --lora-modules q_proj,v_proj --checkpoint"
+    assert main(f"{SMALL_LLAMA} {words} --checkpoint-layers 6".split()) == 0
+    time = json.loads(capsys.readouterr().out)["time_s"]
+    model = perfkit.Transformer.preset(
+        "llama-3.2-1b",
+        batch=8,
+        sequence=1024,
+        dtype="bf16",
+        lora_rank=16,
+        lora_modules=["q_proj", "v_proj"],
+        checkpoint=True,
+        checkpoint_layers=6,
+    )
+    with keep_quiet():
+        found = perfkit.predict(model, "h100-sxm-8")
+    assert time == pytest.approx(found.time, rel=1e-9)
+
+
+def test_offload_of_the_command_line_is_that_of_python(capsys: Any) -> None:
+    words = "--platform h100-sxm-8 --dp 8 --zero 2 --offload activations --checkpoint"
+    assert main([*SMALL_LLAMA.split(), *words.split()]) == 0
+    time = json.loads(capsys.readouterr().out)["time_s"]
+    model = perfkit.Transformer.preset("llama-3.2-1b", batch=8, sequence=1024, dtype="bf16")
+    strategy = perfkit.Strategy(dp=8, zero=2, offload="activations", checkpoint="full")
+    with keep_quiet():
+        found = perfkit.predict(model, "h100-sxm-8", strategy=strategy)
+    assert time == pytest.approx(found.time, rel=1e-9)
+
+
+def test_a_configuration_of_the_hub_is_a_model(capsys: Any) -> None:
+    config = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4}
+    config |= {"num_hidden_layers": 2, "intermediate_size": 512, "vocab_size": 1000}
+    Path("config.json").write_text(json.dumps(config))
+    for model in ("config.json", "."):
+        words = f"predict --model {model} --platform h100-sxm-8 --batch 2 --sequence 128 --json -"
+        assert main(words.split()) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["workload"] == "llama, batch 2, sequence 128"
+
+
+def test_explore_names_the_strategy_that_python_finds(capsys: Any) -> None:
+    words = "explore --model gpt2 --platform h100-sxm-8 --ranks 2 4 --batch 8 --dtype bf16 --mixed"
+    assert main([*words.split(), "--report", "explored.html"]) == 0
+    model = perfkit.Transformer.preset("gpt2", batch=8, dtype="bf16", mixed=True)
+    best = perfkit.explore(model, "h100-sxm-8", ranks=[2, 4]).best
+    assert str(best) in capsys.readouterr().out.splitlines()[0]
+    assert Path("explored.html").stat().st_size > 10_000
 
 
 def test_iterations_of_gpus_are_not_measured_without_any(

@@ -8,7 +8,11 @@ from typing import Any
 
 import click
 
-from perfkit.commands.messages import describe_unknown_words, list_options, say_for_commands
+from perfkit.commands.messages import (
+    describe_unknown_words,
+    list_options,
+    say_for_commands,
+)
 from perfkit.commands.running import run_command
 
 
@@ -78,7 +82,7 @@ class Command(click.Command):
         """Refuse ``--model --platform P``, where click takes ``--platform`` for the model."""
         options = list_options(self)
         names = [option.opts[0] for option in options]
-        with_values = [option.opts[0] for option in options if not option.is_flag]
+        with_values = [option.opts[0] for option in options if needs_value(option)]
         for word, following in pairwise(words):
             if word in with_values and following in names:
                 raise click.UsageError(
@@ -107,6 +111,12 @@ class Command(click.Command):
                     repeated.append(current)
             repeated.append(word)
         return repeated
+
+
+def needs_value(option: click.Option) -> bool:
+    """Whether a word has to follow an option."""
+    has_own_value = isinstance(option.flag_value, str)
+    return not option.is_flag and not has_own_value
 
 
 def find_log_folder(context: click.Context) -> Path:

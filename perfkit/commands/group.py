@@ -34,6 +34,11 @@ COMMANDS = {
         "predict_command",
         "Predict one training iteration.",
     ),
+    "explore": Entry(
+        "perfkit.commands.exploring",
+        "explore_command",
+        "Find the fastest way in which ranks share a model.",
+    ),
     "shard": Entry(
         "perfkit.commands.sharding",
         "shard_command",

@@ -54,6 +54,14 @@ json_file = click.option(
     metavar="OUT",
     help="file for all figures; - prints them instead of the text",
 )
+execution = click.option(
+    "--execution",
+    type=click.Choice(("eager", "compiled", "graphs")),
+    help="how the iteration runs; default eager",
+)
+stack = click.option(
+    "--stack", help="software that runs it, see perfkit stacks; default: the usual one"
+)
 report = click.option("--report", metavar="HTML", help="report to write")
 models = click.option(
     "--models",

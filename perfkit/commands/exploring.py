@@ -1,0 +1,77 @@
+"""``perfkit explore``: the fastest way in which ranks share a model."""
+
+from typing import Any
+
+import click
+
+import perfkit as pk
+from perfkit.commands import options
+from perfkit.commands.command import Command
+from perfkit.commands.model_options import build_model, takes_model
+from perfkit.commands.options import NUMBER, WHOLE
+from perfkit.commands.outputs import Answer, OutputFiles
+
+
+@click.command(
+    "explore",
+    cls=Command,
+    examples=[
+        "perfkit explore --model llama-3-8b --platform h100-sxm-8 --ranks 8 --batch 64 --sequence 8192 --dtype bf16 --mixed",
+        "perfkit explore --model gpt3-6.7b --platform a100-sxm-8 --ranks 4 8 --batch 64 --dtype bf16 --mixed --memory 40e9",
+    ],
+)
+@takes_model
+@options.platform
+@click.option(
+    "--ranks",
+    type=WHOLE,
+    multiple=True,
+    required=True,
+    help="ranks that take part, or several numbers to choose from",
+)
+@click.option(
+    "--memory",
+    type=NUMBER,
+    metavar="BYTES",
+    help="memory that a rank may use; layers may be computed again to fit; default: that of its device",
+)
+@options.execution
+@options.stack
+@options.report
+@options.json_file
+def explore_command(
+    platform: str,
+    ranks: tuple[int, ...],
+    memory: float | None,
+    execution: str | None,
+    stack: str | None,
+    report: str | None,
+    json_file: str | None,
+    **given: Any,
+) -> int:
+    """Find the fastest way in which ranks share a model."""
+    from perfkit.platform.estimates import keep_quiet
+
+    files = OutputFiles(json_file, report)
+    files.check()
+    model = build_model(given)
+    with keep_quiet():  # the explanation has the warnings
+        found = pk.explore(
+            model,
+            platform,
+            ranks=list(ranks),
+            memory=memory,
+            execution=execution,
+            stack=stack,
+        )
+        text = found.explain()
+    figures = {
+        "workload": model.description,
+        "platform": found.platform.name,
+        "tried": found.tried,
+        "left_out": found.left_out,
+        "warnings": found.warnings,
+        "strategies": found.table().to_dicts(),
+    }
+    files.write(Answer(text, figures, results=[found]))
+    return 0

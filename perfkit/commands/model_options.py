@@ -1,0 +1,208 @@
+"""Options that say what is trained and how ranks share it, and the workload that they describe."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+import perfkit as pk
+from perfkit.commands.options import NUMBER, WHOLE, keep_given, refuse_given
+from perfkit.commands.presets import build_workload
+from perfkit.workloads import dlrm
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.transformer import Transformer
+
+_Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option whose name is that of a field: `micro_batch` is `--micro-batch`.
+
+    Parameters
+    ----------
+    name : str
+        The field.
+    help : str
+        What the help says of it.
+    type : click.ParamType, optional
+        How its value is read; None for text.
+    is_flag : bool, optional
+        Whether it has no value.
+    without_value : str, optional
+        Its value where no word follows; None where one has to.
+    metavar : str, optional
+        What the help shows for the value.
+    """
+
+    name: str
+    help: str
+    type: click.ParamType | None = None
+    is_flag: bool = False
+    without_value: str | None = None
+    metavar: str | None = None
+
+    def add_to(self, function: _Function) -> _Function:
+        """Give the option to a command."""
+        option = f"--{self.name.replace('_', '-')}"
+        if self.is_flag:
+            return click.option(option, is_flag=True, help=self.help)(function)
+        more: dict[str, Any] = {}
+        if self.without_value is not None:
+            more = {"is_flag": False, "flag_value": self.without_value}
+        decorate = click.option(
+            option, type=self.type, metavar=self.metavar, help=self.help, **more
+        )
+        return decorate(function)
+
+
+_OF_EVERY_MODEL = (
+    Setting("batch", "samples or sequences over all ranks; default: that of the model", WHOLE),
+    Setting("dtype", "fp64, fp32, tf32, bf16, fp16, fp8, as far as the device has it"),
+    Setting("mixed", "weights stay fp32, products run in --dtype", is_flag=True),
+)
+
+_OF_TRANSFORMERS = (
+    Setting("sequence", "tokens of one sequence", WHOLE),
+    Setting("optimizer", "what updates the weights; default adamw"),
+    Setting("optimizer_in_backward", "each weight is updated with its gradient", is_flag=True),
+    Setting("lora_rank", "train adapters of this rank alone (LoRA)", WHOLE),
+    Setting(
+        "lora_modules",
+        "matrices with adapters, such as q_proj,v_proj; default: all-linear",
+        metavar="NAMES",
+    ),
+    Setting("loss_chunks", "parts of the tokens of which the loss is taken in turn", WHOLE),
+)
+
+#: Fields of a `Transformer` and of a `Strategy` alike.
+_OF_BOTH = (
+    Setting(
+        "checkpoint",
+        "compute layers again in the backward pass: full where no name follows, selective, ...",
+        without_value="full",
+        metavar="[NAME]",
+    ),
+    Setting("checkpoint_layers", "layers that --checkpoint is for; default: all", WHOLE),
+)
+
+#: Fields of a `Transformer` that a `Strategy` replaces.
+_WITHOUT_STRATEGY = (
+    Setting("parallel", "what ranks divide: ddp (nothing, the default), zero1, zero2, fsdp"),
+    Setting("accumulate", "micro-batches per rank; they share the batch", WHOLE),
+)
+
+_OF_STRATEGIES = (
+    Setting("tp", "ranks that share products (tensor parallel)", WHOLE),
+    Setting("pp", "stages of layers (pipeline parallel)", WHOLE),
+    Setting("dp", "replicas of the model; ranks are tp x pp x cp x dp", WHOLE),
+    Setting("cp", "ranks that share the tokens of a sequence (context parallel)", WHOLE),
+    Setting("ep", "replicas that share the experts (expert parallel)", WHOLE),
+    Setting("micro_batch", "sequences of a replica in one pass", WHOLE),
+    Setting("schedule", "order of passes: gpipe, 1f1b, interleaved, zero_bubble, ..."),
+    Setting("chunks", "chunks of each stage, of interleaved", WHOLE),
+    Setting("zero", "what replicas share: 0 nothing, 1 states, 2 gradients, 3 weights", WHOLE),
+    Setting("shards", "replicas that share it, as HSDP does; default: all", WHOLE),
+    Setting("sequence_parallel", "ranks of tp share tokens, too", is_flag=True),
+    Setting("offload", "what lies in the memory of the host: optimizer, parameters, activations"),
+    Setting("offload_fraction", "share of the optimizer that lies there; default: all", NUMBER),
+)
+
+
+def takes_model(function: _Function) -> _Function:
+    """Give a command the options that say what is trained."""
+    function = _add(function, (*_OF_EVERY_MODEL, *_OF_TRANSFORMERS))
+    what = "preset, see perfkit models; or a config.json of Hugging Face, or its folder"
+    return click.option("--model", required=True, help=what)(function)
+
+
+def takes_sharing(function: _Function) -> _Function:
+    """Give a command the options that say how ranks share a Transformer."""
+    return _add(function, (*_WITHOUT_STRATEGY, *_OF_STRATEGIES, *_OF_BOTH))
+
+
+@dataclass(frozen=True)
+class Described:
+    """What the options of a command describe.
+
+    Parameters
+    ----------
+    workload : DLRM or Transformer
+        The iteration.
+    strategy : Strategy, optional
+        How ranks share it; None where no option of a strategy is given.
+    """
+
+    workload: DLRM | Transformer
+    strategy: Strategy | None = None
+
+
+def describe(given: Mapping[str, Any]) -> Described:
+    """Make the workload and the strategy of a command that has `takes_model` and
+    `takes_sharing`.
+
+    Parameters
+    ----------
+    given : mapping
+        What click read, None or False where an option is not given.
+
+    Raises
+    ------
+    ValueError
+        For options that do not go together, and those that the model does not have.
+    """
+    of_strategy = _take(_OF_STRATEGIES, given)
+    of_sharing = _take(_OF_BOTH, given)
+    without_strategy = _take(_WITHOUT_STRATEGY, given)
+    if given["model"] in dlrm.PRESETS:
+        refuse_given("a DLRM has none", **of_sharing, **without_strategy, **of_strategy)
+        return Described(build_model(given))
+    if not of_strategy:
+        return Described(build_model(given, **of_sharing, **without_strategy))
+    refuse_given("options such as --tp, --dp and --zero say how ranks share", **without_strategy)
+    return Described(build_model(given), pk.Strategy(**of_sharing, **of_strategy))
+
+
+def build_model(given: Mapping[str, Any], **changes: Any) -> DLRM | Transformer:
+    """Make the workload of a command that has `takes_model`.
+
+    Parameters
+    ----------
+    given : mapping
+        What click read, None or False where an option is not given.
+    **changes : Any
+        Further fields of a Transformer.
+
+    Raises
+    ------
+    ValueError
+        For an unknown model, and for options that it does not have.
+    """
+    name = given["model"]
+    of_model = _take(_OF_EVERY_MODEL, given)
+    of_transformer = _take(_OF_TRANSFORMERS, given)
+    if name in dlrm.PRESETS:
+        refuse_given("a DLRM has none", **of_transformer)
+        return build_workload(name, **of_model)
+    modules = of_transformer.get("lora_modules")
+    if modules is not None and "," in modules:
+        of_transformer["lora_modules"] = modules.split(",")
+    fields = {**of_model, **of_transformer, **changes}
+    if name.endswith(".json") or Path(name).is_dir():
+        return pk.Transformer.from_config(name, **fields)
+    return build_workload(name, **fields)
+
+
+def _add(function: _Function, settings: Sequence[Setting]) -> _Function:
+    """Give a command some options, in the order in which its help shows them."""
+    for setting in reversed(settings):
+        function = setting.add_to(function)
+    return function
+
+
+def _take(settings: Sequence[Setting], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of those of some settings that are given."""
+    return keep_given(**{setting.name: given[setting.name] for setting in settings})
