@@ -252,6 +252,9 @@ INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
     "Reorder": (layer_types.Reorder(), [STACK]),
     "Concatenate": (layer_types.Concatenate(), [MATRIX, MATRIX]),
     "TakePairs": (layer_types.TakePairs(), [STACK, (3,), (3,)]),
+    "PatchEmbedding": (layer_types.PatchEmbedding(ROWS), [(BATCH, 72), (WIDTH, 12), ROW]),
+    "PrependToken": (layer_types.PrependToken(), [ROW, STACK]),
+    "TakeFirst": (layer_types.TakeFirst(), [STACK]),
     "Embedding": (layer_types.Embedding(2, 5), [MATRIX, (10,)]),
     "EmbeddingBag": (
         layer_types.EmbeddingBag(
@@ -334,6 +337,9 @@ CLASSES = {
     "Reorder": "copy.index - copy.index",
     "Concatenate": "copy.cat -",
     "TakePairs": "copy.index - copy.new_zeros copy.index_put",
+    "PatchEmbedding": "convolution.forward elementwise.add_ - convolution.backward rowwise.sum",
+    "PrependToken": "copy.cat - rowwise.sum",
+    "TakeFirst": "- copy.slice_backward",
     "Embedding": "rowwise.embedding - embedding_backward.dense_rows",
     "EmbeddingBag": "embedding_forward._embedding_bag - embedding_backward.dense",
     "BinaryCrossEntropy": "elementwise.binary_cross_entropy_with_logits - "
@@ -394,6 +400,7 @@ BUILT: dict[str, pk.Transformer | pk.DLRM] = {
     "gpt2, fp8": replace(GPT2, dtype="fp8", checkpoint=True),
     "llama": replace(LLAMA, qk_norm=True),
     "llama, experts": replace(LLAMA, experts=4, top_k=2, dtype="bf16", mixed=True),
+    "vit": pk.Transformer.vit("vit-b32", layers=1, dropout=0.1),
     "dlrm": recommend(),
     "dlrm, dense": recommend(sparse=False, overlap=True),
     "dlrm, cross": recommend(interaction="cross", cross=(2, 8)),

@@ -19,10 +19,17 @@ NAMES_ALONE = {
 }
 
 
+def make_short(name: str) -> pk.Transformer:
+    """A preset with short sequences; those of images are as long as they are."""
+    if "patch" in TRANSFORMERS[name].fields:
+        return pk.Transformer.preset(name)
+    return pk.Transformer.preset(name, sequence=64)
+
+
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_a_preset_has_its_published_number_of_parameters(name: str) -> None:
     preset = TRANSFORMERS[name]
-    [graph] = pk.Transformer.preset(name, sequence=64).graphs()
+    [graph] = make_short(name).graphs()
     if preset.parameters is None:
         assert name in NAMES_ALONE
         return
@@ -65,6 +72,7 @@ FIELDS = {
     "rotary_dim": "rotary_width",
     "use_parallel_residual": "parallel_mlp",
     "parallel_attn": "parallel_mlp",
+    "patch_size": "patch",
 }
 
 
@@ -102,6 +110,10 @@ def write_parts(keys: Sequence[str], model: pk.Transformer) -> dict[str, Any]:
                 config[key] = model.positions + 2
             case "hidden_act" | "activation_function" | "hidden_activation" | "activation":
                 config[key] = model.activation.replace("gelu_tanh", "gelu_pytorch_tanh")
+            case "image_size":
+                config[key] = model.patch * round((model.sequence - 1) ** 0.5)
+            case "num_labels":
+                config[key] = model.classes
             case "embedding_multiplier" | "residual_multiplier" | "logits_scaling":
                 config[key] = 8.0
             case _:
@@ -113,7 +125,7 @@ def write_config(name: str) -> dict[str, Any]:
     """The configuration of a preset, with the keys of its type."""
     preset = TRANSFORMERS[name]
     kind = MODEL_TYPES[preset.model_type]
-    model = pk.Transformer.preset(name, sequence=64)
+    model = make_short(name)
     config: dict[str, Any] = {"model_type": preset.model_type, "tie_word_embeddings": model.tie}
     for key, field in kind.sizes.items():
         config[key] = getattr(model, field)
@@ -126,8 +138,8 @@ def write_config(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_a_preset_is_what_its_configuration_gives(name: str) -> None:
-    preset = pk.Transformer.preset(name, sequence=64)
-    read = pk.Transformer.from_config(write_config(name), dropout=0.0, sequence=64)
+    preset = make_short(name)
+    read = pk.Transformer.from_config(write_config(name), dropout=0.0, sequence=preset.sequence)
     # none is as many heads of keys as heads, and an inner width four times the width
     preset = replace(
         preset,

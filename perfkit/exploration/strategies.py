@@ -173,7 +173,7 @@ class Exploration(Tabular):
         yield "", self.chart()
         front = self.front()
         figures = ["time", "low", "high", "needs"]
-        others = ("tokens_per_s", "samples_per_s", *_SHARED, *_FIELDS)
+        others = ("tokens_per_s", "samples_per_s", "images_per_s", *_SHARED, *_FIELDS)
         varied = [name for name in others if name in front.columns and front[name].n_unique() > 1]
         yield "Nothing is faster with less memory and ranks", front.select(figures + varied)
         yield "", self.platform
@@ -639,6 +639,8 @@ def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array
     columns = {**priced.ways, "low": low, "high": high, **priced.parts, "time": priced.time}
     if isinstance(model, DLRM):
         columns["samples_per_s"] = model.batch / priced.time
+    elif model.patch:
+        columns["images_per_s"] = model.batch / priced.time
     else:
         columns["tokens_per_s"] = model.batch * model.sequence / priced.time
     return columns

@@ -564,7 +564,8 @@ class _Rows(NamedTuple):
 
 
 def count_words(model: Transformer, s: Strategy) -> Array:
-    """Count the words of the vocabulary that a rank holds, with those that pad it.
+    """Count the words of the vocabulary that a rank holds, with those that pad it, or all classes of
+    images.
 
     Parameters
     ----------
@@ -578,6 +579,8 @@ def count_words(model: Transformer, s: Strategy) -> Array:
     words : array
         [-].
     """
+    if model.patch:
+        return np.asarray(1.0 * model.classes)
     multiple = model.vocabulary_multiple
     return np.asarray(multiple * np.ceil(model.vocabulary / (multiple * s.tp)))
 

@@ -351,14 +351,16 @@ class Prediction(Tabular):
 
     @property
     def throughput(self) -> dict[str, float]:
-        """Iterations per second, and samples and tokens per second if the workload has a batch and a
-        sequence [1/s]."""
+        """Iterations per second, and samples per second if the workload has a batch; of sequences also
+        tokens per second, of images these [1/s]."""
         counts = {"iterations": 1}
         batch = getattr(self.workload, "batch", 0)
         if batch:
             counts["samples"] = batch
             sequence = getattr(self.workload, "sequence", 0)
-            if sequence:
+            if getattr(self.workload, "patch", 0):
+                counts["images"] = batch
+            elif sequence:
                 counts["tokens"] = batch * sequence
         return {name: count / self.time for name, count in counts.items()}
 
@@ -387,7 +389,7 @@ class Prediction(Tabular):
         epochs : float, optional
             How many times the amount is gone through [-].
         **amount : float
-            One of ``samples``, ``tokens`` and ``iterations``: how many [-].
+            One of ``samples``, ``tokens``, ``images`` and ``iterations``: how many [-].
 
         Returns
         -------

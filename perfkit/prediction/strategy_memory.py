@@ -391,7 +391,8 @@ def _hold_gathered(case: Case, software: _Software, stage: _Stage) -> _Gathered:
     """Weights that a rank has gathered from others.
 
     Those that are gathered once (ZeRO stages 1 and 2) stay until their last use. The norm of BERT's
-    embeddings is among the last weights that its backward pass reads.
+    embeddings is among the last weights that its backward pass reads, and so is the convolution of
+    patches.
     """
     model, s, sizes, weights = case.model, case.s, case.sizes, stage.weights
     layer, ends = sizes.itemsize * case.times.layer.sent, sizes.itemsize * weights.held.ends
@@ -453,6 +454,8 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
 
 def _count_logits(case: Case) -> Array:
     """Logits of a micro-batch on a rank that live at once [-]."""
+    if case.model.patch:  # each rank has all classes
+        return np.asarray(1.0 * case.s.micro_batch * case.model.classes)
     tokens = case.sizes.column / case.sizes.itemsize / case.model.loss_chunks
     # those of each further token live until the backward pass begins
     heads = 1.0 + case.model.mtp_layers

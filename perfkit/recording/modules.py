@@ -90,6 +90,8 @@ _BUILT = {
     "fp8_recipe": "",
     "fp8_gathers": False,
     "loss_chunks": 1,
+    "patch": 0,
+    "classes": 0,
     "mlps": None,
     "separate_exchange": False,
     "reduction": "buckets",

@@ -15,6 +15,7 @@ from perfkit.workloads.activations import make_activation
 from perfkit.workloads.attention_blocks import attend, attend_latent
 from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.image_blocks import classify_images, embed_images
 from perfkit.workloads.iteration import make_graph, step, update_one_by_one
 from perfkit.workloads.layer_kinds import find_layer_models
 from perfkit.workloads.layer_types import Add, ConcatenateHeads, Scale
@@ -55,28 +56,15 @@ def record_forward(
     """Record the forward pass of a micro-batch, with at most so many layers; `open_unit` makes
     their weights ready. A single layer may stand for all, of which only the first one has no gradient
     of its input where embeddings are frozen."""
-    hidden = model.hidden
-    batch, sequence = share.batch, share.sequence
-    tokens = batch * sequence
-    rows = sequence // share.rows if np.any(share.rows > 1) else sequence
     tape.module, tape.layer = "embeddings", None
     tape.trains_adapters_alone = model.lora_rank > 0
     tape.reuse_weights()
     with open_unit(None):
-        words = tape.parameter(share.words(model), hidden)
-        positions = None
-        if not model.rotary:
-            positions = tape.parameter(model.positions + model.padded_positions, hidden)
-        x = layers.look_up(tape, words, tokens, batch, sequence)
-        x = exchange_tokens(tape, x, share, ahead=False)
-        if model.scaled_embeddings:
-            x = tape.apply(Scale(), x)
-        if positions:
-            x = tape.apply(Add(), x, layers.look_up(tape, positions, rows, rows))
-        if not model.causal:
-            of_types = tape.parameter(model.token_types, hidden)
-            types = layers.look_up(tape, of_types, batch * rows, batch, rows)
-            x = layers.norm(tape, model.norm, tape.apply(Add(), x, types))
+        if model.patch:
+            x = embed_images(tape, model, share)
+        else:
+            words = tape.parameter(share.words(model), model.hidden)
+            x = _embed_words(tape, model, share, words)
         x = layers.dropout(tape, model.dropout, x)
         if stands_for_all:  # and only the first layer needs no gradient of its input
             x.needs_gradient = True
@@ -87,12 +75,15 @@ def record_forward(
             with open_unit(layer):
                 x = _run_layer(tape, model_of_layer, share, x)
         tape.module, tape.layer = "head", None
-        if not model.causal:
-            x = tape.apply(make_activation(model), project(tape, model, x, hidden))
+        if model.patch:
+            layers.add_losses(tape, [classify_images(tape, model, share, x)])
+            return
+        if model.masks_words:
+            x = tape.apply(make_activation(model), project(tape, model, x, model.hidden))
         normed = layers.norm(tape, model.norm, x)
         x = exchange_tokens(tape, normed, share, ahead=True)
         columns = share.words(model)
-        weight = words if model.tie else tape.parameter(columns, hidden)
+        weight = words if model.tie else tape.parameter(columns, model.hidden)
         if model.loss_chunks > 1:
             layers.chunked_cross_entropy(
                 tape,
@@ -104,7 +95,7 @@ def record_forward(
             )
             return
         bias = None
-        if model.head_bias or not model.causal:
+        if model.head_bias or model.masks_words:
             bias = tape.parameter(columns)
         losses = [_find_loss(tape, model, share, layers.linear(tape, x, weight, bias))]
         for number, model_of_layer in enumerate(models_of_layers[model.layers :]):
@@ -118,6 +109,28 @@ def record_forward(
             x = exchange_tokens(tape, normed, share, ahead=True)
             losses.append(_find_loss(tape, model, share, layers.linear(tape, x, weight, bias)))
     layers.add_losses(tape, losses)
+
+
+def _embed_words(tape: Tape, model: Any, share: RankShare, words: Weight) -> Tensor:
+    """The sum of the embeddings of words, of positions and, in a BERT, of types of tokens, which it
+    norms."""
+    hidden = model.hidden
+    batch, sequence = share.batch, share.sequence
+    rows = sequence // share.rows if np.any(share.rows > 1) else sequence
+    positions = None
+    if not model.rotary:
+        positions = tape.parameter(model.positions + model.padded_positions, hidden)
+    x = layers.look_up(tape, words, batch * sequence, batch, sequence)
+    x = exchange_tokens(tape, x, share, ahead=False)
+    if model.scaled_embeddings:
+        x = tape.apply(Scale(), x)
+    if positions:
+        x = tape.apply(Add(), x, layers.look_up(tape, positions, rows, rows))
+    if model.masks_words:
+        of_types = tape.parameter(model.token_types, hidden)
+        types = layers.look_up(tape, of_types, batch * rows, batch, rows)
+        x = layers.norm(tape, model.norm, tape.apply(Add(), x, types))
+    return x
 
 
 def _run_layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
@@ -184,7 +197,7 @@ def _add_branch(tape: Tape, model: Any, x: Tensor, body: Callable[[Tensor], Tens
     """The sum with what attention or an MLP makes of it. Norms are before these (GPT-2), behind them
     (OLMo 2), on both sides (Gemma 2), or behind the sum (BERT)."""
     branch = x
-    if model.causal and model.norm_place != "after":
+    if model.norm_place != "after" and not model.masks_words:
         with tape.inside("norms"):
             branch = layers.norm(tape, model.norm, branch)
     branch = body(branch)
@@ -195,7 +208,7 @@ def _add_branch(tape: Tape, model: Any, x: Tensor, body: Callable[[Tensor], Tens
     if model.scaled_branches:
         branch = tape.apply(Scale(), branch)
     x = tape.apply(Add(), x, branch)
-    if not model.causal:
+    if model.masks_words:
         x = layers.norm(tape, model.norm, x)
     return x
 

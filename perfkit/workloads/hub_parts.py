@@ -568,6 +568,31 @@ def _read_further_tokens(values: Values) -> dict[str, Any]:
     return {"mtp_layers": count}
 
 
+def _read_images(values: Values) -> dict[str, Any]:
+    """Edges of square images and of their patches, and classes, as many as have a label. The head has
+    weights of its own, whatever is said of words."""
+    sizes = {}
+    for key in ("image_size", "patch_size"):
+        if isinstance(values.keys[key], list | tuple):
+            raise values.refuse(key, "one edge of a square")
+        sizes[key] = values.read_size(key)
+    image, patch = sizes["image_size"], sizes["patch_size"]
+    if image % patch:
+        raise values.refuse("image_size", f"a multiple of patch_size, {patch}")
+    classes = 2  # as the library has it
+    if values.keys["num_labels"] is not None:
+        classes = values.read_size("num_labels")
+    labels = values.keys["id2label"]
+    if labels is not None:
+        if not isinstance(labels, dict) or not labels:
+            raise ConfigError(
+                f"{values.place}: id2label is {show(labels, 80)}; it must be an object of labels or null"
+            )
+        classes = len(labels)
+    tokens = (image // patch) ** 2 + 1
+    return {"patch": patch, "positions": tokens, "classes": classes, "vocabulary": 0, "tie": False}
+
+
 def _read_storage(values: Values) -> dict[str, Any]:
     """How weights are stored: `dtype` of a `Transformer` says in which format products run, and fp8
     or mxfp4 of a file is no more than the format of its numbers. Weights of other formats are
@@ -657,5 +682,7 @@ LAYER_TYPES = Part(("layer_types",), _read_layer_types)
 EXPERTS_EVERYWHERE = Part(("decoder_sparse_step", "mlp_only_layers"), _read_experts_everywhere)
 #: Width between the two products of GPT-2.
 INNER = Part(("n_inner",), _read_inner)
+#: Images, their patches and classes.
+IMAGES = Part(("image_size", "patch_size", "num_labels", "id2label"), _read_images)
 #: Number formats of stored weights.
 STORAGE = Part(("quantization_config",), _read_storage)

@@ -992,6 +992,94 @@ def split(tape: Tape, x: Tensor, widths: Sequence[Any]) -> list[Tensor]:
     return views
 
 
+# -- images --------------------------------------------------------------------------------------------------
+
+
+class PatchEmbedding(Layer):
+    """Vectors of the patches of images: `convolution` of windows side by side, and its bias, `add_`,
+    which cuDNN adds by a kernel of its own.
+
+    Backward: `convolution_backward` for the weight, as images need no gradient, and the `sum` of `dy`
+    for the bias. A convolution is the product of all patches with (channels × side²) rows of the
+    weight, and timed as any convolution.
+
+    Parameters
+    ----------
+    places : int or array
+        Patches of an image [-].
+    """
+
+    def __init__(self, places: Any) -> None:
+        self.places = places
+
+    def forward(self, tape: Tape, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Append `convolution` and `add_`."""
+        self.images, self.weight, self.bias = images, weight, bias
+        batch = images.shape[0]
+        hidden, window = weight.shape
+        y = tape.tensor(batch, self.places, hidden, itemsize=_widest(images, weight))
+        sizes = OperationSizes.of_product(batch * self.places, hidden, window)
+        self.sizes = sizes._replace(elements=y.numel, rows=batch)
+        reads = [images, weight]
+        tape.emit("convolution", "convolution", reads, [y], self.sizes, variant="forward")
+        of_bias = OperationSizes(elements=y.numel)
+        tape.emit("add_", "elementwise", [y, bias], [y], of_bias, is_call=False)
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `convolution_backward` and the `sum`."""
+        dw = tape.like(self.weight)
+        reads = [dy, self.images, self.weight]
+        name = "convolution_backward"
+        tape.emit(name, "convolution", reads, [dw], self.sizes, variant="backward")
+        tape.pass_through(self.bias, dy)
+        tape.pass_on(self.weight, dw)
+
+
+class PrependToken(Layer):
+    """A trained vector ahead of the vectors of each image: `cat`. Backward: the others get their part of
+    the gradient, as a view, which is cast if they are narrower; and the `sum` over images."""
+
+    def forward(self, tape: Tape, token: Tensor, x: Tensor) -> Tensor:
+        """Append `cat`."""
+        self.token, self.x = token, x
+        batch, places, hidden = x.shape
+        y = tape.tensor(batch, places + 1, hidden, itemsize=_widest(token, x))
+        tape.copy("cat", [token, x], [y], rows=2 * batch)
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Hand a part of the gradient on; append the `sum` of the other."""
+        batch, _, hidden = dy.shape
+        tape.pass_through(self.x, dy.view(*self.x.shape))
+        total = tape.like(self.token)
+        first = dy.view(batch, hidden)
+        sizes = OperationSizes(elements=first.numel, rows=batch, n=hidden)
+        tape.emit("sum", "rowwise", [first], [total], sizes)
+        tape.pass_on(self.token, total)
+
+
+class TakeFirst(Layer):
+    """The first vector of each image, as a view. Backward: zeros with its gradient in them,
+    `select_backward`, timed as `slice_backward`, which does the same and is measured."""
+
+    backward_views = 2
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Return the view."""
+        self.x = x
+        batch, _, hidden = x.shape
+        tape.bare += 1
+        return Tensor(x.storage, (batch, hidden), x.itemsize, x.needs_gradient, x.layer)
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `select_backward`."""
+        dx = tape.like(self.x)
+        rows = self.x.numel // self.x.shape[-1]
+        tape.copy("select_backward", [dy], [dx], "slice_backward", rows=rows)
+        tape.pass_on(self.x, dx)
+
+
 # -- embeddings ----------------------------------------------------------------------------------------------
 
 

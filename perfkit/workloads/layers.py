@@ -36,6 +36,7 @@ from perfkit.workloads.layer_types import (
     LinearWithoutBias,
     Multiply,
     NegativeLogLikelihood,
+    PatchEmbedding,
     Relu,
     Repeat,
     RmsNorm,
@@ -78,6 +79,14 @@ def linear(
     if bias is None:
         return tape.apply(LinearWithoutBias(), *operands)
     return tape.apply(Linear(), *operands)
+
+
+def embed_patches(tape: Tape, images: Tensor, weight: Weight, bias: Weight, places: Any) -> Tensor:
+    """Vectors of so many patches of each image: a convolution, whose operands are cast as those of
+    products."""
+    images = cast(tape, images, tape.itemsize)
+    narrow, narrow_bias = _narrow(tape, weight), _narrow(tape, bias)
+    return tape.apply(PatchEmbedding(places), images, narrow, narrow_bias)
 
 
 def add_adapter(tape: Tape, rank: int, x: Tensor, y: Tensor) -> Tensor:

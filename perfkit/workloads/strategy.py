@@ -730,6 +730,7 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         ``interleaved`` the stages must divide the micro-batches. The first chunk of several stages
         holds all `dense_layers`, and one more. Low-rank adapters, ``lora_rank``, need replicas of
         the whole model without buffers, and `optimizer_in_backward` one rank and one micro-batch.
+        Ranks do not share the tokens of images, which have a `patch`.
     """
     kv_heads = model.kv_heads or model.heads
     ranks_sharing_heads = s.tp * np.where(s.ulysses, s.cp, 1)
@@ -763,6 +764,7 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     is_whole_layer = np.isin(s.checkpoint, ("none", "full"))
     is_single = np.equal(s.ranks, 1) & np.equal(micro_batches, 1) & is_whole_layer
     hooks_fit = is_single & s.alone | (not model.optimizer_in_backward)
+    shares_no_tokens = np.equal(s.cp * s.rows, 1)
     return {
         "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
@@ -772,6 +774,7 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         "dense_layers": holds_dense,
         "lora_rank": adapters_fit,
         "optimizer_in_backward": hooks_fit,
+        "patch": shares_no_tokens | (model.patch == 0),
     }
 
 
@@ -817,6 +820,11 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
         return (
             "hooks that update weights are modelled on one rank with one micro-batch: take dp 1, a "
             "micro_batch of the whole batch, checkpoints none or full, and no buffers of gradients"
+        )
+    if name == "patch":
+        return (
+            "nobody checked images whose tokens ranks share, which are no multiple of ranks: take cp 1 and "
+            "no sequence_parallel"
         )
     if name == "lora_rank":
         return (

@@ -12,7 +12,12 @@ from perfkit.ground.units import Array
 from perfkit.workloads.sizes import map_sizes, round_size
 
 #: Functions of two operands, and how they are written between them.
-_SYMBOLS: Mapping[Any, str] = {operator.mul: "*", operator.add: "+", operator.floordiv: "//"}
+_SYMBOLS: Mapping[Any, str] = {
+    operator.mul: "*",
+    operator.add: "+",
+    operator.sub: "-",
+    operator.floordiv: "//",
+}
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,9 @@ class SymbolicSize:
         return self.expressions.add(operator.add, self, other)
 
     __radd__ = __add__
+
+    def __sub__(self, other: Any) -> "SymbolicSize":
+        return self.expressions.add(operator.sub, self, other)
 
     def __floordiv__(self, other: Any) -> "SymbolicSize":
         return self.expressions.add(operator.floordiv, self, other)

@@ -1,5 +1,5 @@
-"""Transformer language models, from BERT with a masked-token head to Llama, as one training
-iteration."""
+"""Transformers, from BERT with a masked-token head to Llama, and those that classify images, as one
+training iteration."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -41,6 +41,8 @@ SHAPE = (
     "hidden",
     "heads",
     "vocabulary",
+    "patch",
+    "classes",
     "kv_heads",
     "head_width",
     "inner",
@@ -68,6 +70,13 @@ _OF_EXPERTS = {
     "dense_layers": 0,
     "expert_interval": 1,
 }
+#: Fields that nobody checked in models of images, which have their defaults there.
+_OF_LANGUAGE = (
+    *("experts", "lora_rank", "kv_lora_rank", "rotary", "qk_norm", "mtp_layers", "loss_chunks"),
+    *("window", "sinks", "score_cap", "logit_cap", "norm_place", "parallel_mlp"),
+    *("head_bias", "padded_positions", "token_types"),
+    *("scaled_embeddings", "scaled_branches", "scaled_logits"),
+)
 #: Most passes through layers in one direction: a graph has to fit into memory [-].
 MOST_PASSES = 10_000
 #: Most passes of layers that are recorded one by one, because some are computed again and others are
@@ -118,10 +127,10 @@ _SWITCHES = (
 
 @dataclass(frozen=True)
 class Transformer:
-    """One training iteration of a language model: forward, cross entropy over all tokens, backward,
-    optimizer.
+    """One training iteration of a language model, or of one that classifies images: forward, cross
+    entropy over all tokens or images, backward, optimizer.
 
-    Build one with `preset`, `bert` or `gpt2`. On several ranks it is data-parallel. Batch,
+    Build one with `preset`, `bert`, `gpt2` or `vit`. On several ranks it is data-parallel. Batch,
     sequence, hidden, heads, vocabulary and positions are numbers, or arrays with a number for each
     of several configurations.
 
@@ -134,11 +143,13 @@ class Transformer:
         Preset or family name.
     causal : bool
         Whether it is like GPT and Llama (pre-norm, causal attention) or like BERT (post-norm, token
-        types, masked-token head).
+        types, masked-token head). With patches it is False, and like ViT (pre-norm, all patches
+        attend to all).
     batch : int
-        Sequences of one iteration over all ranks [-].
+        Sequences of one iteration over all ranks, or images [-].
     sequence : int
-        Tokens of one sequence [-].
+        Tokens of one sequence; of an image its patches and the vector of its class, (image /
+        `patch`)² + 1 [-].
     layers : int
         Transformer layers [-].
     hidden : int
@@ -146,9 +157,9 @@ class Transformer:
     heads : int
         Attention heads; they divide the width, unless `head_width` is given [-].
     vocabulary : int
-        Different tokens [-].
+        Different tokens; 0 with patches [-].
     positions : int
-        Rows of the position embedding, at least the sequence [-].
+        Rows of the position embedding, at least the sequence; with patches as many [-].
     attention : str
         ``fused``: one kernel, which PyTorch chooses for the device. ``flash3`` (also cuDNN's),
         ``flash2``, ``triton`` or ``efficient``: this kernel. ``eager`` or ``math``: scores are
@@ -345,6 +356,11 @@ class Transformer:
     vocabulary_multiple : int
         The vocabulary is padded to a multiple of this on each rank that shares products, as
         Megatron-LM does with ``--make-vocab-size-divisible-by`` [-].
+    patch : int
+        Edge of the patches into which images of three channels are cut, as in ViT (arXiv:2010.11929):
+        a convolution makes a vector of each; 0 for a model of language [-].
+    classes : int
+        Classes of images; 0 without patches [-].
     family : str
         Workload family; platforms are calibrated by family.
 
@@ -437,12 +453,19 @@ class Transformer:
     fp8_gathers: bool = False
     loss_chunks: int = 1
     vocabulary_multiple: int = 1
+    patch: int = 0
+    classes: int = 0
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
         layers = check_positive("layers", self.layers, integer=True, maximum=MOST_PASSES)
         set_fields(self, layers=layers)
+        for key in ("patch", "classes"):
+            count = check_positive(key, getattr(self, key), integer=True, zero=True)
+            set_fields(self, **{key: count})
         for key in SIZES:
+            if key == "vocabulary" and self.patch:
+                continue
             set_fields(self, **{key: check_size(key, getattr(self, key))})
         accumulate = check_positive(
             "accumulate", self.accumulate, integer=True, maximum=MOST_PASSES // layers
@@ -485,6 +508,7 @@ class Transformer:
             )
         for key, names in _CHOICES.items():
             check_choice(key, getattr(self, key), names)
+        self._check_images()
         self._check_experts()
         _check_recipe(self.fp8_recipe, self.dtype)
         recipe = RECIPES[self.fp8_recipe]
@@ -546,6 +570,51 @@ class Transformer:
             ),
             self.sequence,
             self.positions,
+        )
+
+    def _check_images(self) -> None:
+        """Check what models of images need, and what they have not; else a ValueError."""
+        if not self.patch:
+            if self.classes:
+                raise ValueError(
+                    f"classes is {self.classes} and patch 0; classes are those of images: give patch, or "
+                    "leave classes out"
+                )
+            return
+        if not self.classes:
+            raise ValueError(
+                f"classes is 0 and patch {self.patch}; give the classes of images, such as 1000"
+            )
+        defaults = {field.name: field.default for field in fields(Transformer)}
+        wanted = {
+            "causal": False,
+            "vocabulary": 0,
+            "tie": False,
+            **{key: defaults[key] for key in _OF_LANGUAGE},
+        }
+        for key, only in wanted.items():
+            value = getattr(self, key)
+            if value != only:
+                raise ValueError(
+                    f"{key} is {show(value)} with patch {self.patch}; models of images are checked with "
+                    f"{key} {show(only)} alone; take Transformer.vit, or capture the model with pk.capture"
+                )
+        refuse_sizes(
+            self.positions != self.sequence,
+            lambda sequence, positions: (
+                f"sequence is {int(sequence)} and positions {int(positions)}; an image has as many positions "
+                "as patches, and one: take Transformer.vit with the edge of the image"
+            ),
+            self.sequence,
+            self.positions,
+        )
+        refuse_sizes(
+            np.sqrt(np.asarray(self.sequence, dtype=float) - 1.0) % 1.0 > 0.0,
+            lambda sequence: (
+                f"sequence is {int(sequence)}; it must be the patches of a square image and one, as 197 of "
+                "14 x 14 patches; take Transformer.vit with the edge of the image"
+            ),
+            self.sequence,
         )
 
     def _check_experts(self) -> None:
@@ -733,10 +802,44 @@ class Transformer:
         return cls.preset(preset, batch=batch, sequence=sequence, **changes)
 
     @classmethod
+    def vit(
+        cls, preset: str = "vit-b16", *, batch: int = 8, image: int = 224, **changes: Any
+    ) -> "Transformer":
+        """A ViT that classifies images.
+
+        Parameters
+        ----------
+        preset : str
+            Such as ``vit-b16``, ``vit-l16`` or ``vit-h14``.
+        batch : int
+            Images over all ranks [-].
+        image : int
+            Edge of an image, a multiple of that of its patches [-].
+        **changes : int or str
+            Further fields of `Transformer` that differ from the preset [-].
+
+        Returns
+        -------
+        workload : Transformer
+            The iteration.
+
+        Examples
+        --------
+        >>> vit = Transformer.vit("vit-b16", batch=256, image=384)
+        >>> vit.sequence, vit.graphs()[0].parameters
+        (577, 86859496)
+        """
+        check_choice("preset", preset, [name for name in PRESETS if "patch" in PRESETS[name]])
+        _check_changes(changes)
+        patch = changes.get("patch", PRESETS[preset]["patch"])
+        tokens = count_image_tokens(image, patch)
+        return cls.preset(preset, batch=batch, **{"positions": tokens, **changes})
+
+    @classmethod
     def preset(
         cls, name: str, *, batch: int = 8, sequence: int | None = None, **changes: Any
     ) -> "Transformer":
-        """A published language model, such as GPT-3, Llama, Mixtral or Qwen3.
+        """A published model, such as GPT-3, Llama, Mixtral, Qwen3 or ViT.
 
         Parameters
         ----------
@@ -748,7 +851,8 @@ class Transformer:
             Tokens of one sequence; by default as many as the model has positions, and 128 for BERT
             [-].
         **changes : int or str
-            Further fields of `Transformer` that differ from the preset [-].
+            Further fields of `Transformer` that differ from the preset; images of another size take
+            `vit` [-].
 
         Returns
         -------
@@ -763,12 +867,14 @@ class Transformer:
         preset = find_preset(name)
         _check_changes(changes)
         values = dict(preset.fields)
-        plain = cls(name, preset.causal, 1, 1, **values)
+        plain = cls(name, preset.causal, 1, _find_usual_sequence(preset.causal, values), **values)
         shape = changes.keys() & set(SHAPE)
         for key in shape & {"layers", *SIZES}:
             check_size(key, changes[key])
-        length = changes.get("positions", plain.positions) if plain.causal else 128
-        values |= {**changes, "sequence": length if sequence is None else sequence}
+        values |= changes
+        if sequence is None:
+            sequence = _find_usual_sequence(plain.causal, values)
+        values["sequence"] = sequence
         # compared once the model has checked them: other types answer no comparison
         model = cls(name, plain.causal, batch, **values)
         if any(np.any(getattr(model, key) != getattr(plain, key)) for key in shape):
@@ -833,11 +939,16 @@ class Transformer:
         read = read_hub_config(config, changes)
         values = {**read.fields, **changes}
         if sequence is None:
-            sequence = values["positions"] if read.causal else 128
+            sequence = _find_usual_sequence(read.causal, values)
         if name is None:
             name = read.model_type
         check_type("name", name, str)
         return cls(name, read.causal, batch, sequence, **values)
+
+    @property
+    def masks_words(self) -> bool:
+        """Whether it is like BERT: norms behind sums, types of tokens, a masked-token head."""
+        return not self.causal and not self.patch
 
     @property
     def all_layers(self) -> int:
@@ -910,6 +1021,9 @@ class Transformer:
     def description(self) -> str:
         """What is computed, in a few words."""
         said = [self.name, f"batch {self.batch}", f"sequence {self.sequence}"]
+        if self.patch:
+            image = self.patch * np.sqrt(np.asarray(self.sequence, dtype=float) - 1.0)
+            said[2] = f"image {show(image.astype(int).tolist())}"
         if self.dropout > 0:
             said.append(f"dropout {self.dropout:g}")
         if self.checkpoint:
@@ -992,6 +1106,46 @@ class Transformer:
         """
         ranks = check_ranks(self.batch, ranks, plan, self.accumulate)
         return record_structure(_record, self, _OPEN, ranks, accelerator)
+
+
+def count_image_tokens(image: int, patch: int) -> int:
+    """Count the patches of a square image, with the vector of its class.
+
+    Parameters
+    ----------
+    image, patch : int
+        Edges of the image and of a patch [-].
+
+    Returns
+    -------
+    tokens : int
+        [-].
+
+    Raises
+    ------
+    ValueError
+        If patches do not fill the image.
+
+    Examples
+    --------
+    >>> count_image_tokens(224, 16)
+    197
+    """
+    image = check_positive("image", image, integer=True)
+    patch = check_positive("patch", patch, integer=True)
+    if image % patch:
+        raise ValueError(
+            f"image is {image}; it must be a multiple of patch, {patch}; change one of them"
+        )
+    return int((image // patch) ** 2 + 1)
+
+
+def _find_usual_sequence(causal: bool, values: dict[str, Any]) -> int:
+    """Tokens of a sequence where nobody says it: all positions, of a BERT 128 [-]."""
+    if causal or values.get("patch"):
+        usual: int = values["positions"]
+        return usual
+    return 128
 
 
 def _check_changes(changes: dict[str, Any]) -> None:
@@ -1160,7 +1314,7 @@ def check_checkpoint(model: Transformer, name: str) -> Checkpoint:
         raise ValueError(f"{fault} and the model has experts in place of an MLP; take 'experts'")
     if "experts" in checkpoint.parts and not model.experts:
         raise ValueError(f"{fault} and the model has no experts; take 'mlp'")
-    if "norms" in checkpoint.parts and not model.causal:
+    if "norms" in checkpoint.parts and model.masks_words:
         raise ValueError(
             f"{fault} and the model norms what layers hand on, which is kept; take 'full' or 'mlp'"
         )

@@ -1,4 +1,4 @@
-"""Published language models by name: their fields as a `Transformer`, and how many parameters they are
+"""Published models by name: their fields as a `Transformer`, and how many parameters they are
 said to have."""
 
 from difflib import get_close_matches
@@ -13,12 +13,12 @@ _SIZES = (
     *("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "head_width", "inner"),
     *("experts", "top_k", "expert_width", "shared_experts", "dense_layers"),
     *("shared_width", "q_lora_rank", "kv_lora_rank", "rope_width", "rotary_width"),
-    *("window", "global_interval", "parallel_norms"),
+    *("window", "global_interval", "parallel_norms", "patch", "classes"),
 )
 
 
 class Preset(NamedTuple):
-    """A published language model.
+    """A published model.
 
     Parameters
     ----------

@@ -172,6 +172,8 @@ TRANSFORMER = {
     "qkv_bias": (None, True),
     "output_bias": (None, False),
     "mlp_bias": (None, True),
+    "patch": (0, 0, 0, 4, 2**20),
+    "classes": (0, 0, 0, 10, 2**40),
 }
 TABLE = {
     "pooling": (1, 2.5, 8),
