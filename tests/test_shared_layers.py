@@ -175,7 +175,7 @@ CASES = {
     ),
     # queries and results, keys and values
     "context, ulysses": Case(
-        Strategy(cp=4, micro_batch=BATCH, ulysses=True),
+        Strategy(cp=4, micro_batch=BATCH, cp_kind="ulysses"),
         repeat(4, ATTENTION, "all_to_all", (2 * QUERIES + 2 * KEYS) / 4),
         repeat(4, ATTENTION, "all_to_all", (2 * QUERIES + 2 * KEYS) / 4),
     ),

@@ -41,7 +41,7 @@ MANY = [
     Strategy(pp=4, dp=2, schedule="gpipe"),
     Strategy(pp=2, dp=4, schedule="zero_bubble"),
     Strategy(pp=2, dp=4, schedule="breadth_first", chunks=2, zero=3),
-    Strategy(cp=4, dp=2, ulysses=True),
+    Strategy(cp=4, dp=2, cp_kind="ulysses"),
     Strategy(dp=8, zero=3, shards=2),
     Strategy(dp=16, zero=1, shards=8),
     Strategy(cp=4, dp=2, checkpoint="full", overlap=False),
@@ -399,7 +399,7 @@ def test_heads_are_swapped_in_place_of_keys_that_go_round() -> None:
     long = replace(GPT, batch=8, sequence=32768, positions=32768)
     platform = load_without_levels("a100-sxm-8")
     ring = price(long, Strategy(cp=8), platform)
-    swapped = price(long, Strategy(cp=8, ulysses=True), platform)
+    swapped = price(long, Strategy(cp=8, cp_kind="ulysses"), platform)
     nbytes = 2.0 * 32768 / 8 * 2048
     exchange = platform.collective("all_to_all", nbytes, ranks=8)
     layers = 24

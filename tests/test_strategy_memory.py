@@ -202,7 +202,7 @@ def test_published_peaks_of_megatron_are_met(shared_data: Any) -> None:
                 cp=int(row["cp"]),
                 zero=int(row["zero"]),
                 sequence_parallel=row["sp"] == "1",
-                ulysses=row["ulysses"] == "1",
+                cp_kind="ulysses" if row["ulysses"] == "1" else "ring",
             )
             needs = price(strategy, model, "megatron-te")["needs"]
             errors.append(needs / (float(row["mem_gib"]) * 2**30) - 1)

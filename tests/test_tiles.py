@@ -304,7 +304,7 @@ def test_closed_forms_and_the_event_loop_agree_on_random_strategies() -> None:
         {"pp": 2, "schedule": "zero_bubble"},
         {"pp": 2, "schedule": "gpipe"},
         {"cp": 2},
-        {"cp": 2, "ulysses": True},
+        {"cp": 2, "cp_kind": "ulysses"},
     ],
 )
 def test_closed_forms_and_the_event_loop_agree(changes: dict[str, Any], where: str) -> None:

@@ -219,7 +219,7 @@ def _read_strategy(published: PublishedSet, row: Mapping[str, str]) -> pk.Strate
         last_layers=layers_of_ends,
         checkpoint=checkpoint,
         sequence_parallel=row["sp"] == "1",
-        ulysses=row["ulysses"] == "1",
+        cp_kind="ulysses" if row["ulysses"] == "1" else "ring",
         overlap=row["overlap"] == "1",
         tiled=row["tiled"] == "1",
         **counts,

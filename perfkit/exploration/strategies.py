@@ -37,7 +37,7 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS, WHOLE, PlacementKind
 from perfkit.workloads.stack import Stack, apply_stack, can_run, find_stack, share_states
-from perfkit.workloads.strategy import Strategy, explain_fit, list_fits
+from perfkit.workloads.strategy import CP_KINDS, Strategy, explain_fit, list_fits
 from perfkit.workloads.transformer import Transformer
 
 _FIELDS = tuple(own.name for own in fields(Strategy))
@@ -858,7 +858,7 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
         "zero": np.array((0, 1, 3)),
         "ranks": np.array(counts),
         "ep": _list_powers(min(model.experts or 1, max(counts))),
-        "ulysses": np.array((False, True)),
+        "cp_kind": np.array(CP_KINDS),
     }
     grid = np.meshgrid(*axes.values(), indexing="ij", sparse=True)
     tried = dict(zip(axes, grid, strict=True))
@@ -880,7 +880,7 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
         np.where(replicas > 1, shares, zero == 0),
         # experts are shared by replicas, or by all ranks of a stage
         (dp % ep == 0) | (tp * cp * dp % ep == 0),
-        ~tried["ulysses"] | (cp > 1),
+        (tried["cp_kind"] == "ring") | (cp > 1),
         (tried["checkpoint"] != "selective") | (model.attention in UNFUSED),
     ]
     kept = np.ones(np.broadcast_shapes(*(each.shape for each in grid)), dtype=bool)
@@ -903,7 +903,7 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
         checkpoint=pick(tried["checkpoint"]),
         zero=pick(zero),
         sequence_parallel=pick(tp > 1),
-        ulysses=pick(tried["ulysses"]),
+        cp_kind=pick(tried["cp_kind"]),
     )
 
 

@@ -167,7 +167,11 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
     column = itemsize * s.micro_batch * model.sequence / s.cp
     # the mean of keys and values, and of queries and outputs
     head_width = (model.width_of_head + model.width_of_values) / 2
-    keys = column * head_width * np.ceil((model.kv_heads or model.heads) / s.tp)
+    kv_heads = np.ceil((model.kv_heads or model.heads) / s.tp)
+    keys = column * head_width * kv_heads
+    # heads that are fewer than the ranks that exchange them are repeated
+    exchanging = s.ranks_sharing_heads / s.tp
+    swapped_keys = column * head_width * np.maximum(kv_heads, exchanging)
     queries = column * (head_width * model.heads / s.tp)
     has_experts = model.experts > 0
     matrices = 3 if model.gated else 2
@@ -196,7 +200,7 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
         column=column,
         between=column * model.hidden / s.rows,
         keys=keys,
-        swapped=(queries + keys) / 2.0,
+        swapped=(queries + swapped_keys) / 2.0,
         tokens=tokens,
         routed=tokens * model.routed * load,
         load=load,
@@ -1453,7 +1457,7 @@ def share_attention_on_ring(times: MicroBatchTimes, s: Strategy) -> MicroBatchTi
         With a kernel for each part of the keys: what a kernel takes whatever its size counts for
         each.
     """
-    further = np.where(s.ulysses, 0.0, s.cp - 1.0)
+    further = np.where(s.cp_kind == "ring", s.cp - 1.0, 0.0)
     attention, layer = times.attention, times.layer
     forward = further * attention.forward_part
     backward = further * attention.backward_part

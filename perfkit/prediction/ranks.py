@@ -502,7 +502,10 @@ def _choose_group_cost(
             inside = find_group_cost(platform, operation, local, -(-nodes // regions), most)
         return join_regions(platform, inside, operation, local, regions)
     if operation == "send_recv":  # between two neighbours
-        nodes, most = 3 - min(most, 2), min(most, 2)
+        most = min(most, 2)
+        if count > 2 and nodes > 1:  # a ring is as slow as its step to another node
+            count, most = 2, 1
+        nodes = 3 - most
         if not any(key.startswith(operation) for key in platform.collectives):
             if platform.network.algorithms:
                 network = replace(platform.network, algorithms={})

@@ -217,9 +217,13 @@ class KindOfPass:
         for run in self.find_attention_runs(rows, phase):
             ordered += rows[begin : run.first]
             kernels = rows[run.first : run.last + 1]
-            if self.s.ulysses:
+            if self.s.cp_kind == "ulysses":
                 messages = self.list_swaps(phase)
                 ordered += messages + kernels + messages[:1]
+            elif self.s.cp_kind == "all_gather":
+                ordered += self.list_gathers(phase) + kernels
+                if run.computes_gradients:
+                    ordered += self.list_reductions(phase)
             else:
                 messages = self.list_ring_messages(phase, gradients=run.computes_gradients)
                 kernels_of_part = len(kernels)
@@ -301,6 +305,28 @@ class KindOfPass:
             "all_to_all", phase, "layers.0.attention", self.sizes.swapped, Communicator.CONTEXT
         )
         return [message, message, message]
+
+    def list_gathers(self, phase: str) -> list[int]:
+        """Messages before attention that gather keys and values of the whole sequence."""
+        if self.s.cp == 1:
+            return []
+        message = self.send_whole_keys("all_gather", phase)
+        return [message, message]
+
+    def list_reductions(self, phase: str) -> list[int]:
+        """Messages behind attention that add up the gradients of all keys and values, and leave each
+        rank those of its tokens."""
+        if self.s.cp == 1:
+            return []
+        message = self.send_whole_keys("reduce_scatter", phase)
+        return [message, message]
+
+    def send_whole_keys(self, operation: str, phase: str) -> int:
+        """Row of a message of the keys of a whole sequence."""
+        nbytes = self.s.cp * self.sizes.keys
+        return self.table.send(
+            operation, phase, "layers.0.attention", nbytes, Communicator.CONTEXT
+        )
 
     def list_ring_messages(self, phase: str, *, gradients: bool) -> list[int]:
         """Messages of keys and values on a ring, with their gradients."""

@@ -101,7 +101,8 @@ class _Gradients(NamedTuple):
 
 
 class _Gathered(NamedTuple):
-    """Weights that a rank has gathered from others, at each moment of a micro-batch [B].
+    """Weights, and keys and values of whole sequences, that a rank has gathered from others, at each
+    moment of a micro-batch [B].
 
     When it passes the embeddings, layers and head forward, layers backward, at the end of the
     backward pass of the last layer, and when the gradients of a layer are packed. Then all weights
@@ -388,7 +389,7 @@ def _hold_placeholders(case: Case, is_made: np.ndarray) -> Array:
 
 
 def _hold_gathered(case: Case, software: _Software, stage: _Stage) -> _Gathered:
-    """Weights that a rank has gathered from others.
+    """Weights, and keys and values of whole sequences, that a rank has gathered from others.
 
     Those that are gathered once (ZeRO stages 1 and 2) stay until their last use. The norm of BERT's
     embeddings is among the last weights that its backward pass reads, and so is the convolution of
@@ -404,15 +405,35 @@ def _hold_gathered(case: Case, software: _Software, stage: _Stage) -> _Gathered:
         return np.where(once, gathered_once, np.where(gathers, gathered_again, 0.0))
 
     ends_to_the_end = np.where(gathers, 0.0 if model.causal else ends, 0.0)
+    keys = _hold_whole_keys(s, sizes)
     return _Gathered(
         embeddings=np.where(gathers, ends, 0.0),
-        layers=hold(all_layers + ends, layer + ends),
+        layers=hold(all_layers + ends, layer + ends) + keys.forward,
         head=hold(all_layers + ends, ends),
-        layers_backward=ends_to_the_end + hold(all_layers, layer),
-        layers_end=ends_to_the_end + np.where(gathers, layer, 0.0),
+        layers_backward=ends_to_the_end + hold(all_layers, layer) + keys.backward,
+        layers_end=ends_to_the_end + np.where(gathers, layer, 0.0) + keys.backward,
         packing=ends_to_the_end + np.where(once, all_layers - layer, 0.0),
         stage=np.where(gathers, all_layers + ends, 0.0),
     )
+
+
+class _WholeKeys(NamedTuple):
+    """Keys and values of a whole sequence that a layer holds in a pass [B]."""
+
+    forward: Array
+    backward: Array
+
+
+def _hold_whole_keys(s: Strategy, sizes: Sizes) -> _WholeKeys:
+    """Keys and values that ranks which share sequences gather for a layer at a time; in the backward
+    pass their gradients are there, too, until they are reduced.
+
+    They are counted at the fullest moment of the layer, which may be another one than attention.
+    """
+    keys_and_values = np.where(
+        (s.cp_kind == "all_gather") & (s.cp > 1), 2.0 * s.cp * sizes.keys, 0.0
+    )
+    return _WholeKeys(forward=keys_and_values, backward=2.0 * keys_and_values)
 
 
 def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activations:

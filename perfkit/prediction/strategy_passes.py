@@ -242,10 +242,18 @@ def context_parallel_time(case: Case) -> ContextMessages:
 
     Notes
     -----
-    Keys and values go around a ring of c ranks beside attention, in the backward pass their
-    gradients too: of c - 1 steps of time t, (c - 1) max(t - a / c, 0) is left, with a the time of
-    attention. Or tokens are exchanged for heads, in four all_to_all that nothing hides. Attention is
-    computed again with its messages.
+    ``ring``: keys and values go around a ring of c ranks beside attention, in the backward pass
+    their gradients too: of c - 1 steps of time t, (c - 1) max(t - a / c, 0) is left, with a the time
+    of attention [1]_. A ring that leaves a node is as slow as its slowest step.
+
+    ``all_gather``: keys and values of the whole sequence are gathered, each in one message, once more
+    in the backward pass, where two reduce_scatter of their gradients follow, as Transformer Engine
+    does it (``AttnFuncWithCPAndKVAllGather``). Nothing hides them [3]_.
+
+    ``ulysses``: tokens are exchanged for heads, in four all_to_all of each pass that nothing
+    hides: queries, keys, values and outputs [2]_.
+
+    Attention is computed again with its messages.
 
     References
     ----------
@@ -253,34 +261,44 @@ def context_parallel_time(case: Case) -> ContextMessages:
        2023, arXiv:2310.01889
     .. [2] S. A. Jacobs et al., "DeepSpeed Ulysses: System optimizations for enabling training of
        extreme long sequence Transformer models", 2023, arXiv:2309.14509
+    .. [3] Llama team, "The Llama 3 herd of models", 2024, arXiv:2407.21783, section 3.3.2
     """
     s, keys, attention = case.s, case.sizes.keys, case.times.attention
-    neighbours = np.minimum(s.cp, 2)
-    steps = case.messages.time("send_recv", np.stack([2.0 * keys, 4.0 * keys]), neighbours, s.tp)
-    exchanging = np.where(s.ulysses, s.cp, 1)
-    exchanges = 4.0 * case.messages.time("all_to_all", case.sizes.swapped, exchanging, s.tp)
-    calls_of_exchanges = np.where(s.cp > 1, 4.0, 0.0)
+    gathers = s.cp_kind == "all_gather"
+    swaps = s.cp_kind == "ulysses"
+    on_ring = np.where(gathers | swaps, 1, s.cp)
+    steps = case.messages.time("send_recv", np.stack([2.0 * keys, 4.0 * keys]), on_ring, s.tp)
+    gathering = np.where(gathers, s.cp, 1)
+    gather = case.messages.time("all_gather", s.cp * keys, gathering, s.tp)
+    reduction = case.messages.time("reduce_scatter", s.cp * keys, gathering, s.tp)
+    exchanging = np.where(swaps, s.cp, 1)
+    exchange = case.messages.time("all_to_all", case.sizes.swapped, exchanging, s.tp)
+    is_shared = np.where(s.cp > 1, 1.0, 0.0)
 
-    def expose(step: Array, beside: Work) -> Array:
-        ring = (s.cp - 1) * np.maximum(step - beside.device / s.cp, 0.0)
-        return np.where(s.ulysses, exchanges, ring)
+    def expose(step: Array, beside: Work, reductions: int) -> Array:
+        """What is left of the messages of a pass that reduces the gradients of keys and values, or
+        nothing."""
+        time = (s.cp - 1) * np.maximum(step - beside.device / s.cp, 0.0)
+        time = np.where(gathers, 2.0 * gather + reductions * reduction, time)
+        return np.where(swaps, 4.0 * exchange, time)
 
-    def count_calls(beside: Work) -> Array:
-        # each step with its kernels
+    def count_calls(beside: Work, reductions: int) -> Array:
+        # each step of a ring with its kernels
         kernels = beside.host / np.maximum(case.times.call, SMALLEST_TIME)
-        ring = (s.cp - 1) * (1.0 + kernels)
-        return np.where(s.ulysses, calls_of_exchanges, ring)
+        calls = (s.cp - 1) * (1.0 + kernels)
+        calls = np.where(gathers, is_shared * (2.0 + reductions), calls)
+        return np.where(swaps, is_shared * 4.0, calls)
 
-    forward = expose(steps[0], attention.forward)
-    backward = expose(steps[1], attention.backward)
-    backward_calls = count_calls(attention.backward)
-    calls_again = count_calls(attention.again)
+    forward = expose(steps[0], attention.forward, 0)
+    backward = expose(steps[1], attention.backward, 2)
+    backward_calls = count_calls(attention.backward, 2)
+    calls_again = count_calls(attention.again, 0)
     share = share_recomputed(s, case.layers)
     recomputed = np.where(recomputes(s.checkpoint, "attention"), share, 0.0)
     return ContextMessages(
         forward=forward,
         backward=backward + recomputed * forward,
-        forward_calls=count_calls(attention.forward),
+        forward_calls=count_calls(attention.forward, 0),
         backward_calls=backward_calls + recomputed * calls_again,
     )
 

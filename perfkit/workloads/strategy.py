@@ -2,7 +2,7 @@
 experts."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,17 @@ from perfkit.workloads.sizes import check_size
 _SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
 #: How tokens go to experts.
 DISPATCHES = ("all_to_all", "once")
+#: How ranks of `cp` come to the keys of other ranks.
+CP_KINDS = ("ring", "all_gather", "ulysses")
+#: The same in the words of Megatron (``--cp-comm-type``) and torchtitan
+#: (``context_parallel_rotate_method``), and a kind that is refused by name.
+_CP_WORDS = {
+    "p2p": "that is 'ring' here",
+    "alltoall": "that is 'ring' here",
+    "allgather": "that is 'all_gather' here",
+    "a2a": "that is 'ulysses' here",
+    "a2a+p2p": "no step of it is published that could check it; take 'ring' or 'ulysses'",
+}
 #: What lies in the memory of the host.
 OFFLOADS = ("none", "optimizer", "activations", "parameters")
 #: Those whose host updates weights.
@@ -71,9 +82,14 @@ class Strategy:
         all replicas [-].
     sequence_parallel : bool
         Whether the ranks of `tp` also share the tokens of all operations that are no products.
-    ulysses : bool
-        Whether the ranks of `cp` exchange tokens for heads (all_to_all, arXiv:2309.14509).
-        Otherwise keys and values go around a ring.
+    cp_kind : str
+        How ranks of `cp` attend to the tokens of the others; of no effect at ``cp=1``. ``ring``: keys
+        and values go around a ring beside attention, of which each rank has an equal share (head and
+        tail chunks; Megatron's ``p2p``). ``all_gather``: those of the whole sequence are gathered ahead
+        of attention, and their gradients reduced and scattered behind it; nothing hides either
+        (Llama 3, arXiv:2407.21783, section 3.3.2; Megatron's ``all_gather``). ``ulysses``: queries, keys,
+        values and outputs change places with heads (all_to_all, arXiv:2309.14509; Megatron's ``a2a``).
+        See `perfkit.prediction.strategy_passes.context_parallel_time`.
     two_level : bool
         Whether tokens for experts are first gathered in each node (Tutel, arXiv:2206.03382, section
         3.4), where the ranks of `ep` fill several nodes.
@@ -109,6 +125,8 @@ class Strategy:
     offload_fraction : float
         Share of the weights that the host updates; the device updates the others at the same time
         (Twin-Flow of DeepSpeed, Megatron's ``--optimizer-offload-fraction``) [-].
+    ulysses : None
+        What ``cp_kind="ulysses"`` says now; a value is an error.
 
     Raises
     ------
@@ -138,7 +156,7 @@ class Strategy:
     zero: Any = 0
     shards: Any = 0
     sequence_parallel: Any = False
-    ulysses: Any = False
+    cp_kind: Any = "ring"
     two_level: Any = False
     overlap: Any = True
     tiled: Any = False
@@ -148,8 +166,14 @@ class Strategy:
     overlap_experts: Any = False
     offload: Any = "none"
     offload_fraction: Any = 1.0
+    ulysses: InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, ulysses: Any) -> None:
+        if ulysses is not None:
+            raise ValueError(
+                f"ulysses is {show(ulysses)}; cp_kind says how sequences are shared: take "
+                "cp_kind='ulysses', or leave it out for 'ring'"
+            )
         for key in _SIZES:
             set_fields(self, **{key: check_size(key, getattr(self, key), 2.0**15)})
         set_fields(
@@ -160,6 +184,7 @@ class Strategy:
             checkpoint_layers=_check_counts(
                 "checkpoint_layers", self.checkpoint_layers, EVERY_LAYER
             ),
+            cp_kind=_check_cp_kinds(self.cp_kind),
             dispatch=_check_names("dispatch", self.dispatch, DISPATCHES),
             offload=_check_names("offload", self.offload, OFFLOADS),
             offload_fraction=_check_shares("offload_fraction", self.offload_fraction),
@@ -169,7 +194,6 @@ class Strategy:
             set_fields(self, **{key: _check_counts(key, getattr(self, key), 2**20)})
         for key in (
             "sequence_parallel",
-            "ulysses",
             "two_level",
             "overlap",
             "tiled",
@@ -398,6 +422,12 @@ class Strategy:
         return np.equal(self.offload, "activations")
 
     @property
+    def ranks_sharing_heads(self) -> Any:
+        """Ranks that share the heads of attention: those of `tp`, with ``ulysses`` times those of `cp`
+        [-]."""
+        return self.tp * np.where(np.equal(self.cp_kind, "ulysses"), self.cp, 1)
+
+    @property
     def rows(self) -> Any:
         """Ranks that share the tokens of operations that are no products [-]."""
         return np.where(self.sequence_parallel, self.tp, 1)
@@ -508,6 +538,15 @@ def _check_names(key: str, value: Any, known: Collection[str]) -> Any:
             check_choice(key, name, known)
         return value
     return check_choice(key, value, known)
+
+
+def _check_cp_kinds(value: Any) -> Any:
+    """Check how ranks share sequences, or an array of it, with the words of other software."""
+    if isinstance(value, str) and value in _CP_WORDS:
+        raise ValueError(
+            f"cp_kind is {value!r}; known are {', '.join(CP_KINDS)}; {_CP_WORDS[value]}"
+        )
+    return _check_names("cp_kind", value, CP_KINDS)
 
 
 def _check_counts(key: str, value: Any, most: int) -> Any:
@@ -733,9 +772,11 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         Ranks do not share the tokens of images, which have a `patch`.
     """
     kv_heads = model.kv_heads or model.heads
-    ranks_sharing_heads = s.tp * np.where(s.ulysses, s.cp, 1)
-    heads_fit = model.heads % ranks_sharing_heads == 0
+    sharing = s.ranks_sharing_heads
+    heads_fit = model.heads % sharing == 0
     kv_heads_fit = (kv_heads % s.tp == 0) | (s.tp % kv_heads == 0)
+    # heads of keys that are fewer than ranks are repeated before they change places
+    kv_heads_fit = kv_heads_fit & ((kv_heads % sharing == 0) | (sharing % kv_heads == 0))
 
     micro_batches = model.batch / (s.dp * s.micro_batch)
     is_whole = np.equal(micro_batches % 1, 0)
@@ -807,11 +848,11 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
             wanted += f", and pp, {s.pp}, the micro-batches"
         return wanted
     if name == "heads":
-        heads = "tp"
-        if s.ulysses:
-            heads = "tp x cp"
+        ranks = f"tp, {s.tp},"
+        if s.cp_kind == "ulysses" and s.cp > 1:
+            ranks = f"tp x cp, {s.tp} x {s.cp},"
         kv_heads = model.kv_heads or model.heads
-        return f"{heads} must divide it, and tp, {s.tp}, must divide kv_heads, {kv_heads}, or be a multiple"
+        return f"{ranks} must divide it, and divide kv_heads, {kv_heads}, or be a multiple"
     if name == "sequence":
         return f"cp, {s.cp}, and tp with sequence_parallel, {s.tp}, must divide it"
     if name == "experts":

@@ -20,7 +20,7 @@ from perfkit.models.collectives import OPERATIONS
 from perfkit.models.distributions import Uniform, Zipf
 from perfkit.models.partitions import CHUNKED, SCHEDULES
 from perfkit.workloads.placement_kinds import KINDS
-from perfkit.workloads.strategy import OFFLOADS
+from perfkit.workloads.strategy import CP_KINDS, OFFLOADS
 from tests.fuzz.damage import NUMBERS, TEXTS, Rng, choose, damage_tree, draw, junk, vary
 from tests.fuzz.entries_files import brief
 from tests.fuzz.harness import Entry, Nonsense
@@ -402,7 +402,7 @@ STRATEGY = {
     "checkpoint_layers": (EVERY_LAYER, EVERY_LAYER, 0, 1, 3),
     "shards": (0, 2),
     "sequence_parallel": True,
-    "ulysses": True,
+    "cp_kind": CP_KINDS,
     "two_level": True,
     "overlap": False,
     "tiled": True,

@@ -337,7 +337,7 @@ STRATEGIES = {
         pk.Strategy(tp=2, cp=2, dp=2, checkpoint="full", zero=1), LLAMA, "a100-sxm-8"
     ),
     "tokens for heads, shards": SharedModel(
-        pk.Strategy(cp=2, dp=4, ulysses=True, zero=3), LLAMA, "a100-sxm-8"
+        pk.Strategy(cp=2, dp=4, cp_kind="ulysses", zero=3), LLAMA, "a100-sxm-8"
     ),
     "experts": SharedModel(
         pk.Strategy(tp=2, dp=4, ep=4, sequence_parallel=True, zero=1),
