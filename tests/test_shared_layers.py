@@ -3,8 +3,8 @@
 One layer is exchanged as M. Shoeybi et al. do (arXiv:1909.08053, section 3: two all_reduce in each
 pass) and D. Narayanan et al. (arXiv:2104.04473, section 2.3); where ranks share tokens too, as
 V. Korthikanti et al. do (arXiv:2205.05198, section 4.2.2: four all_gather and four reduce_scatter).
-Keys and values go around a ring (arXiv:2310.01889), or tokens change places with heads
-(arXiv:2309.14509). Tokens go to experts and come back (arXiv:2006.16668, section 3).
+Keys and values go around a ring (arXiv:2310.01889), are gathered (arXiv:2407.21783, section 3.3.2), or
+tokens change places with heads (arXiv:2309.14509). Tokens go to experts and come back (arXiv:2006.16668, section 3).
 """
 
 from collections import Counter
@@ -173,11 +173,31 @@ CASES = {
         repeat(3, ATTENTION, "send_recv", 2 * KEYS),
         repeat(3, ATTENTION, "send_recv", 2 * KEYS) + repeat(3, ATTENTION, "send_recv", 4 * KEYS),
     ),
+    # those of all tokens: keys and values, and behind the backward pass their gradients
+    "context, all_gather": Case(
+        Strategy(cp=4, micro_batch=BATCH, cp_kind="all_gather"),
+        repeat(2, ATTENTION, "all_gather", 4 * KEYS),
+        repeat(2, ATTENTION, "all_gather", 4 * KEYS)
+        + repeat(2, ATTENTION, "reduce_scatter", 4 * KEYS),
+    ),
+    "context, all_gather, attention computed again": Case(
+        Strategy(cp=4, micro_batch=BATCH, cp_kind="all_gather", checkpoint="selective"),
+        repeat(2, ATTENTION, "all_gather", 4 * KEYS),
+        repeat(4, ATTENTION, "all_gather", 4 * KEYS)
+        + repeat(2, ATTENTION, "reduce_scatter", 4 * KEYS),
+    ),
     # queries and results, keys and values
     "context, ulysses": Case(
         Strategy(cp=4, micro_batch=BATCH, cp_kind="ulysses"),
         repeat(4, ATTENTION, "all_to_all", (2 * QUERIES + 2 * KEYS) / 4),
         repeat(4, ATTENTION, "all_to_all", (2 * QUERIES + 2 * KEYS) / 4),
+    ),
+    # one head of keys for each rank: two are repeated to four
+    "context, ulysses, fewer keys than ranks": Case(
+        Strategy(cp=4, micro_batch=BATCH, cp_kind="ulysses"),
+        repeat(4, ATTENTION, "all_to_all", (2 * QUERIES + 2 * KEYS) / 4),
+        repeat(4, ATTENTION, "all_to_all", (2 * QUERIES + 2 * KEYS) / 4),
+        {"kv_heads": 2},
     ),
     # each rank has half of the tokens and half of the heads
     "tensor and context": Case(
@@ -267,7 +287,7 @@ def find_ranks(strategy: Strategy, place: str, operation: str) -> int:
         return 2
     if operation == "all_to_all":
         return int(max(strategy.cp, strategy.ep))
-    return int(strategy.tp)
+    return int(max(strategy.cp, strategy.tp))
 
 
 @pytest.mark.parametrize("name", CASES)

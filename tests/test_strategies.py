@@ -42,6 +42,7 @@ MANY = [
     Strategy(pp=2, dp=4, schedule="zero_bubble"),
     Strategy(pp=2, dp=4, schedule="breadth_first", chunks=2, zero=3),
     Strategy(cp=4, dp=2, cp_kind="ulysses"),
+    Strategy(cp=4, dp=2, cp_kind="all_gather"),
     Strategy(dp=8, zero=3, shards=2),
     Strategy(dp=16, zero=1, shards=8),
     Strategy(cp=4, dp=2, checkpoint="full", overlap=False),

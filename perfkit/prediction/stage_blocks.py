@@ -324,9 +324,7 @@ class KindOfPass:
     def send_whole_keys(self, operation: str, phase: str) -> int:
         """Row of a message of the keys of a whole sequence."""
         nbytes = self.s.cp * self.sizes.keys
-        return self.table.send(
-            operation, phase, "layers.0.attention", nbytes, Communicator.CONTEXT
-        )
+        return self.table.send(operation, phase, "layers.0.attention", nbytes, Communicator.CONTEXT)
 
     def list_ring_messages(self, phase: str, *, gradients: bool) -> list[int]:
         """Messages of keys and values on a ring, with their gradients."""
