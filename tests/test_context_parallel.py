@@ -40,7 +40,7 @@ def test_unknown_kinds_are_errors_that_know_the_words_of_others(kind: str, messa
 
 
 def test_the_former_word_says_what_to_write_now() -> None:
-    with pytest.raises(ValueError, match="ulysses is True; .* take cp_kind='ulysses'"):
+    with pytest.raises(ValueError, match=r"ulysses is True; .* take cp_kind='ulysses'"):
         pk.Strategy(cp=2, ulysses=True)
     # copies take the fields that are there
     swapped = pk.Strategy(cp=2, cp_kind="ulysses")
@@ -60,7 +60,9 @@ def test_ranks_exchange_heads_that_they_divide() -> None:
     """32 heads, 8 of keys."""
     with pytest.raises(ValueError, match="heads of the model, 32; tp x cp, 8 x 8, must divide it"):
         pk.predict(MODEL, "h100-sxm-8x8", strategy=pk.Strategy(tp=8, cp=8, cp_kind="ulysses"))
-    with pytest.raises(ValueError, match="tp x cp, 1 x 4, .* divide kv_heads, 6, or be a multiple"):
+    with pytest.raises(
+        ValueError, match=r"tp x cp, 1 x 4, .* divide kv_heads, 6, or be a multiple"
+    ):
         six = replace(MODEL, heads=24, head_width=128, kv_heads=6)
         pk.predict(six, "h100-sxm-8", strategy=pk.Strategy(cp=4, cp_kind="ulysses"))
 
