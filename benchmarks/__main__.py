@@ -153,6 +153,7 @@ def _list_arguments(
         "mlperf_dlrm",
         "regions",
         "offload",
+        "context_parallel",
         "lora",
         "dlrm_strategies",
     ):

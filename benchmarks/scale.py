@@ -235,7 +235,8 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
     matrix, the only recipe that torchtitan had then; the tables do not say whether weights are gathered
     in fp8. Ranks that share products cast their share of the operand before they gather it
     (Float8ColwiseParallel of torchao), of which perfkit knows nothing: those casts are priced as with
-    known scales. The cards were limited to 500 W.
+    known scales. Keys are gathered, the default of torchtitan (``context_parallel_rotate_method``). The cards
+    were limited to 500 W.
     """
     for row in _read("torchtitan_h100.csv"):
         words = row["parallelism"].split()
@@ -257,6 +258,7 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
             2 if "interleaved" in words else 1,
             zero=3 if counts["pp"] == 1 else 1,
             tiled="async" in words,
+            cp_kind="all_gather",
             checkpoint="per_op" if row["checkpointing"] == "selective" else "full",
         )
         yield Row(

@@ -165,6 +165,7 @@ SAVED = [
     "mlperf_dlrm",
     "regions",
     "offload",
+    "context_parallel",
     "lora",
     "dlrm_strategies",
 ]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import perfkit as pk
+from benchmarks import context_parallel
 from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.micro_batches import size_micro_batch
 from perfkit.prediction.strategies import price_strategies
@@ -123,3 +124,28 @@ def test_searches_try_each_kind() -> None:
     table = pk.explore(replace(MODEL, batch=1), "h100-sxm-8x2", 16).table()
     assert set(table["cp_kind"].to_list()) == set(CP_KINDS)
     assert set(table.filter(table["cp"] == 1)["cp_kind"].to_list()) <= {"ring"}
+
+
+@pytest.mark.parametrize(
+    ("preset", "sequence", "tokens_per_s", "tflops"),
+    [("llama-2-7b", 4096, 16847, 776), ("llama-3-8b", 8192, 26006, 1506)],
+)
+def test_nemo_counts_all_of_attention(
+    preset: str, sequence: int, tokens_per_s: float, tflops: float
+) -> None:
+    """NVIDIA's performance summaries state both (NeMo 24.07 on H100, 25.02 on B200)."""
+    model = pk.Transformer.preset(preset, batch=1, sequence=sequence)
+    of_token = context_parallel.count_flops(model, counted="full") / sequence
+    assert of_token * tokens_per_s == pytest.approx(tflops * 1e12, rel=1e-3)
+
+
+def test_published_steps_on_b200_are_as_right_with_shared_sequences_as_with_whole_ones() -> None:
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for row in context_parallel.compare_rows():
+        if row["row"].startswith("nemo-8b"):
+            errors[row["cp"] > 1].append(row["error"])
+    assert len(errors[True]) == 6
+    assert len(errors[False]) == 2
+    mean = {shared: float(np.mean(values)) for shared, values in errors.items()}
+    assert abs(mean[True] - mean[False]) < 0.03
+    assert max(np.abs(errors[True] + errors[False])) < 0.15

@@ -429,6 +429,15 @@ BENCHMARKS = (
         "Offload to the host",
     ),
     Benchmark(
+        "context_parallel",
+        "How far off are published steps with sequences that ranks share?",
+        "",
+        2,
+        (),
+        _ACCURACY,
+        "Sequences that ranks share",
+    ),
+    Benchmark(
         "lora",
         "How far off are published iterations with low-rank adapters?",
         "",
