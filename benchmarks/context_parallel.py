@@ -53,7 +53,7 @@ def count_flops(model: Transformer, *, counted: str) -> float:
     keys = 2 * model.hidden * model.kv_heads * head_width
     weights = 2 * model.hidden**2 + keys + 3 * model.hidden * model.inner
     products = 2 * (model.layers * weights + model.vocabulary * model.hidden)
-    attention = 4 * model.layers * model.sequence * model.hidden
+    attention = 4.0 * model.layers * model.sequence * model.hidden
     if counted == "half":
         attention /= 2
     return float(3 * model.batch * model.sequence * (products + attention))
