@@ -17,6 +17,7 @@ from perfkit.platform.kernel_times import (
 )
 from perfkit.platform.kernels import find_softmax_width
 from perfkit.platform.platform import Platform
+from perfkit.prediction.classes import list_attention
 
 H100 = pk.load_platform("h100-sxm-8")
 
@@ -77,6 +78,22 @@ def test_heads_that_are_not_aligned_are_copied() -> None:
     longer = time_attention(H100, "flash2", 108) - time_attention(H100, "flash2", 112)
     assert longer == pytest.approx(copied, rel=0.05)
     assert time_attention(H100, "flash2", 104) < time_attention(H100, "flash2", 108) - 0.9 * copied
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "gemma-7b"])
+def test_a_named_kernel_runs_heads_for_which_pytorch_does_not_choose_it(name: str) -> None:
+    """Heads of 192 and 256 numbers: arXiv:2407.08608, figure 5, has FlashAttention-3 and cuDNN at 256,
+    about twice as fast as FlashAttention-2, which is what PyTorch takes."""
+
+    def list_kernels(attention: str) -> list[str]:
+        model = pk.Transformer.preset(
+            name, layers=1, dense_layers=0, batch=1, sequence=4096, dtype="bf16", attention=attention
+        )
+        [graph] = model.graphs(accelerator=True)
+        return list_attention(graph, H100)
+
+    assert list_kernels("flash3") == ["flash3"]
+    assert list_kernels("fused") == list_kernels("flash2") == ["flash2"]
 
 
 def test_attention_of_no_given_width_takes_the_usual_one() -> None:

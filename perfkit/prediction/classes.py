@@ -16,6 +16,12 @@ from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import Graph, OperationClass, OperationClasses
 from perfkit.workloads.vocabulary import pick_attention
 
+#: Widest heads of FlashAttention-3, as its benchmarks run them (arXiv:2407.08608, figure 5), and of
+#: cuDNN's kernel, while PyTorch chooses neither for more than 128 [-].
+_WIDEST_FLASH3 = 256.0
+#: Compute capabilities on which they run [-].
+_FLASH3_ON = (9.0, 10.0)
+
 
 class KernelClass(NamedTuple):
     """A kernel in a number format.
@@ -211,6 +217,9 @@ def _name_attention(platform: Platform, kernel_class: KernelClass) -> str:
     half = DTYPES[kernel_class.dtype] <= 2
     available = pick_attention(width, width, half=half, capability=capability)
     phase, _, kernel = kernel_class.variant.partition(".")
+    runs_flash3 = half and capability in _FLASH3_ON and width <= _WIDEST_FLASH3
+    if kernel == "flash3" and runs_flash3:
+        return f"{phase}.{kernel}"
     if kernel != "triton" and kernel not in available:
         kernel = available[0] if available else "efficient"
     return f"{phase}.{kernel}"
