@@ -87,7 +87,13 @@ def test_a_named_kernel_runs_heads_for_which_pytorch_does_not_choose_it(name: st
 
     def list_kernels(attention: str) -> list[str]:
         model = pk.Transformer.preset(
-            name, layers=1, dense_layers=0, batch=1, sequence=4096, dtype="bf16", attention=attention
+            name,
+            layers=1,
+            dense_layers=0,
+            batch=1,
+            sequence=4096,
+            dtype="bf16",
+            attention=attention,
         )
         [graph] = model.graphs(accelerator=True)
         return list_attention(graph, H100)

@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 
 import perfkit as pk
-from perfkit.models.offload import FROM_HOST, HOST_UPDATE, TO_HOST, UPDATE_SHARE, host_update_bytes
+from perfkit.models.offload import (
+    FROM_HOST,
+    HOST_UPDATE,
+    THREAD_RATE,
+    TO_HOST,
+    UPDATE_SHARE,
+    host_update_bytes,
+)
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.host_costs import find_host_cost
 from perfkit.platform.host_memory import find_host_memory, find_host_share
 from perfkit.platform.platform import Platform
-from perfkit.workloads.stack import name_usual_stacks
+from perfkit.workloads.stack import find_stack, name_usual_stacks, share_states
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 
@@ -152,6 +159,51 @@ def test_megatron_keeps_masters_and_buffers_on_the_device() -> None:
     base = replace(strategy, offload="none")
     here = pk.predict(model, "h100-sxm-8", strategy=base, stack="megatron").memory()
     assert here.total - there.total == pytest.approx(8 * count_weights(model) / 8, rel=0.02)
+
+
+def test_a_thread_of_each_rank_updates_as_nemo_rl_measured() -> None:
+    """https://github.com/NVIDIA-NeMo/RL/pull/3628: 596,049,920 numbers take 0.926 s more on one thread
+    beside copies; half of them 0.464 s, and 0.435 s with 8 B of each copied before and after."""
+    numbers, each = 596_049_920, 8 / 55.36e9
+    seconds = np.array([0.926 / numbers, 2 * 0.464 / numbers, 2 * 0.435 / numbers - each])
+    rate = 28 / np.exp(np.log(seconds).mean())
+    assert rate == pytest.approx(THREAD_RATE, rel=0.005)
+
+
+def test_megatron_copies_updates_and_copies_back_in_turn_with_one_thread_of_each_rank() -> None:
+    """The host moves 28 B of each number at 19 GB/s, before and after which 4 B are copied; with
+    overlap_host only the longer of both counts. With 30 threads, ranks share the host."""
+    model, platform = make_model(16), load_platform("h100-sxm-8")
+    memory = find_host_memory(platform)
+    base = pk.Strategy(dp=8, micro_batch=2, zero=1, offload="optimizer")
+    shard = count_weights(model) / 8
+    away, back = 4 * shard / memory.to_host.value, 4 * shard / memory.from_host.value
+    alone = 28 * shard / THREAD_RATE
+    shared = 28 * shard * 8 / (UPDATE_SHARE * memory.bandwidth.value)
+    for changes, update, taken in (
+        ({}, alone, away + alone + back),
+        ({"overlap_host": True}, alone, alone),
+        ({"host_threads": 30}, shared, away + shared + back),
+    ):
+        strategy = replace(base, **changes)
+        prediction = pk.predict(model, platform, strategy=strategy, stack="megatron")
+        work = add_up_host_work(prediction)
+        assert work[HOST_UPDATE] == pytest.approx(update, rel=0.05)  # with the level of Megatron
+        found = pk.explore(model, platform, strategies=[strategy], stack="megatron").frame
+        assert found["update"][0] == pytest.approx(taken, rel=0.05)
+        assert found["time"][0] == pytest.approx(prediction.time, rel=0.02)
+        has_one = any("one thread of its CPU" in note for note in prediction.warnings)
+        assert has_one is (strategy.host_threads == 0)
+
+
+def test_the_threads_of_a_single_rank_are_those_of_its_host() -> None:
+    """torchrun leaves OMP_NUM_THREADS alone where it starts one rank."""
+    alone = pk.Strategy(micro_batch=4, zero=1, offload="optimizer")
+    stack = find_stack("megatron")
+    assert stack.host_threads == 1
+    assert share_states(make_model(4), alone, stack).host_threads == 0
+    assert share_states(make_model(8), replace(alone, dp=2), stack).host_threads == 1
+    assert share_states(make_model(8), pk.Strategy(dp=2, zero=1), stack).host_threads == 0
 
 
 def test_what_the_host_cannot_hold_does_not_fit() -> None:

@@ -95,6 +95,7 @@ WORDS: dict[str, list[tuple[str, object]]] = {
     "pads_products": [("shape_padding|cublas_pad_for_gemms", True), ("", False)],
     "vocabulary_multiple": [("multiple of 64", 64), ("divisible-by 128", 128), ("", 1)],
     "loss_chunks": [("", 1)],
+    "host_threads": [("OMP_NUM_THREADS is 1", 1), ("", 0)],
     "execution": [
         ("torch.compile|compile = True|compile each block|jax.jit", "compiled"),
         ("", "eager"),

@@ -8,6 +8,8 @@ TO_HOST, FROM_HOST, HOST_UPDATE = "copy_to_host", "copy_from_host", "host_update
 HOST_WORK = (TO_HOST, FROM_HOST, HOST_UPDATE)
 #: Share of the peak bandwidth of the host that an update reaches [-]; docs/formulas.md, table 11.2.
 UPDATE_SHARE = 0.48
+#: Bytes that one thread of a CPU reads and writes in an update [B/s]; docs/formulas.md, table 11.2.
+THREAD_RATE = 1.9e10
 
 
 @closed_form()

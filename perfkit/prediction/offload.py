@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array, show
-from perfkit.models.offload import host_update_bytes
+from perfkit.models.offload import THREAD_RATE, UPDATE_SHARE, host_update_bytes
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.host_memory import find_host_memory
 from perfkit.platform.platform import Platform
@@ -26,7 +26,9 @@ class OffloadSizes(NamedTuple):
     fraction : array
         Share of the weights that the host updates; 0 without offload [-].
     gradient : array
-        Of a gradient that is copied to the host [B].
+        Of a gradient that is copied to the host behind its reduction [B].
+    late_gradient : array
+        Of one that is copied when the update begins, as by Megatron-LM [B].
     weight : array
         Of a weight that comes back after the update [B].
     update : array
@@ -35,14 +37,18 @@ class OffloadSizes(NamedTuple):
         Of a weight that is copied to the device before it is gathered [B].
     activation : array
         Of each byte that layers keep; 0 if it stays [-].
+    in_turn : array of bool
+        Whether gradients are copied, weights updated, and copied back one after the other [-].
     """
 
     fraction: Array
     gradient: Array
+    late_gradient: Array
     weight: Array
     update: Array
     shard: Array
     activation: Array
+    in_turn: np.ndarray
 
 
 def check_offload(model: Transformer, s: Strategy) -> None:
@@ -92,6 +98,11 @@ def note_offload(platform: Platform, s: Strategy) -> tuple[str, ...]:
             f"memory and links of the host are those of {name}, as usual for {platform.device.name}; "
             "state others with .with_host_memory(...)"
         )
+    if s.offloads_optimizer and np.equal(s.host_threads, 1):
+        notes.append(
+            "a rank updates with one thread of its CPU, as torchrun starts several of a node; where "
+            "OMP_NUM_THREADS is set, state host_threads of the strategy"
+        )
     shares_alone = replace(s, offload="none", offload_fraction=1.0).alone
     if shares_alone and s.zero > 0:
         notes.append(
@@ -129,30 +140,49 @@ def size_offload(model: Transformer, s: Strategy, sizes: Sizes, platform: Platfo
     Notes
     -----
     All ranks of a node copy and update at the same time: those of one link share it, and all share
-    the host. DeepSpeed copies gradients and weights in the format of layers. Megatron-LM copies the
-    sums of its buffers and fp32 weights. FSDP2 copies shards of both in the format of the optimizer,
+    the host, of which a rank with few threads gets no more than these can read and write. DeepSpeed
+    copies gradients and weights in the format of layers. Megatron-LM copies the sums of its buffers
+    and fp32 weights, once all are reduced, so that nothing hides them; the host writes no narrow copy
+    of them. FSDP2 copies shards of both in the format of the optimizer,
     casts on the device, and gathers.
     """
     shape = np.shape(s.ranks)
     none = np.zeros(shape)
     if not np.any(s.offloads_optimizer | s.offloads_activations):
-        return OffloadSizes(none, none, none, none, none, none)
+        return OffloadSizes(none, none, none, none, none, none, none, none > 0)
     check_offload(model, s)
     memory = find_host_memory(platform)
     of_node = np.minimum(s.ranks, platform.network.ranks_per_node)
     of_link = np.minimum(memory.sharers, of_node)
     states = find_optimizer(model.optimizer).states
-    update = host_update_bytes(1.0, states=states, wide=sizes.wide, narrow=sizes.itemsize)
+    narrow = np.where(s.buffers, sizes.wide, sizes.itemsize)
+    update = np.where(
+        np.less(narrow, sizes.wide),
+        host_update_bytes(1.0, states=states, wide=sizes.wide, narrow=sizes.itemsize),
+        host_update_bytes(1.0, states=states, wide=sizes.wide, narrow=sizes.wide),
+    )
     fraction = np.where(s.offloads_optimizer, s.offload_fraction, 0.0)
     gradient = np.where(s.buffers, sizes.summed, sizes.itemsize)
     gradient = np.where(s.offloads_parameters, sizes.wide, gradient)
     weight = np.where(s.buffers, sizes.wide, sizes.itemsize)
     weight = np.where(s.offloads_parameters, 0.0, weight)
+    gradient = fraction * of_link * gradient
     return OffloadSizes(
         fraction=fraction,
-        gradient=fraction * of_link * gradient,
+        gradient=np.where(s.buffers, 0.0, gradient),
+        late_gradient=np.where(s.buffers, gradient, 0.0),
         weight=fraction * of_link * weight,
-        update=fraction * of_node * update,
+        update=fraction * _count_sharers(s, of_node, memory.bandwidth.value) * update,
         shard=of_link * np.where(s.offloads_parameters, sizes.wide, 0.0),
         activation=of_link * np.where(s.offloads_activations, 1.0, 0.0),
+        in_turn=np.broadcast_to(s.buffers & np.logical_not(s.overlap_host), shape),
     )
+
+
+def _count_sharers(s: Strategy, of_node: Array, bandwidth: float) -> Array:
+    """Ranks that share the host in an update, or more where a rank has so few threads that it gets
+    less than its share of the bandwidth of the host [B/s] [-]."""
+    of_threads = THREAD_RATE * np.asarray(s.host_threads, dtype=float)
+    has_few = of_threads > 0
+    as_many = UPDATE_SHARE * bandwidth / np.where(has_few, of_threads, 1.0)
+    return np.where(has_few, np.maximum(of_node, as_many), of_node)

@@ -383,19 +383,26 @@ class _StageMaker:
         program.wait(on_host)
 
     def update_on_host(self, program: Program, units: list[Unit]) -> list[int]:
-        """Let the host update its share of the weights of a stage, which come back meanwhile; return
-        the numbers of both."""
+        """Let the host update its share of the weights of a stage, with the copies that are sent
+        meanwhile, or one after the other; return the numbers of all."""
         if not self.offload.fraction:
             return []
         updated = sum(self.count_shard(unit) for unit in units)
-        first_group = PAIRS + 2 * self.s.pp
-        work = ((HOST_UPDATE, self.offload.update), (FROM_HOST, self.offload.weight))
+        work = (
+            (TO_HOST, self.offload.late_gradient),
+            (HOST_UPDATE, self.offload.update),
+            (FROM_HOST, self.offload.weight),
+        )
         sent = []
-        for number, (operation, each) in enumerate(work):
+        for operation, each in work:
             if not each:
                 continue
             nbytes = float(each) * updated
-            row = self.table.send(operation, "update", "host", nbytes, first_group + number)
+            # what is sent in one group takes turns
+            group = PAIRS + 2 * self.s.pp
+            if operation != HOST_UPDATE and not self.offload.in_turn:
+                group += 1
+            row = self.table.send(operation, "update", "host", nbytes, group)
             sent.append(program.send(row))
         return sent
 

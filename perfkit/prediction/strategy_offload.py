@@ -150,7 +150,7 @@ def time_activation_copies(
 
 
 def time_host_update(case: Case, updated: Array) -> Array:
-    """Time of the update on the host, beside which its weights come back.
+    """Time of the update on the host, with the copies that are sent when it begins and after it.
 
     Parameters
     ----------
@@ -162,13 +162,16 @@ def time_host_update(case: Case, updated: Array) -> Array:
     Returns
     -------
     time : array
-        The longer of update and copy, which is sent tile by tile [s].
+        The longer of update and copies, which are sent tile by tile; their sum where they take turns
+        [s].
     """
     if not np.any(case.offload.fraction > 0):
         return np.zeros(case.count)
     update = find_host_cost(case.platform, HOST_UPDATE).time(case.offload.update * updated)
+    away = find_host_cost(case.platform, TO_HOST).time(case.offload.late_gradient * updated)
     back = find_host_cost(case.platform, FROM_HOST).time(case.offload.weight * updated)
-    return np.asarray(np.maximum(update, back))
+    copies = away + back
+    return np.where(case.offload.in_turn, update + copies, np.maximum(update, copies))
 
 
 def move_held(

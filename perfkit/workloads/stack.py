@@ -43,7 +43,7 @@ _SWITCHES = (
     "graphs",
     "runs_fp8",
 )
-_COUNTS = ("zero", "most_zero", "vocabulary_multiple", "loss_chunks")
+_COUNTS = ("zero", "most_zero", "vocabulary_multiple", "loss_chunks", "host_threads")
 #: Facts that change predictions of Transformers alone; those of a DLRM follow the others.
 _OF_TRANSFORMERS = (
     "mixed",
@@ -59,6 +59,7 @@ _OF_TRANSFORMERS = (
     "overlaps_experts",
     "zero",
     "vocabulary_multiple",
+    "host_threads",
     "memory",
 )
 #: Facts that say what a stack is for: they change no prediction, but what is said of it.
@@ -128,6 +129,9 @@ class Stack:
         computes its gradients, too, so that the logits of one live at a time, and nothing is computed
         again (Liger's fused linear cross entropy); torchtune's chunks, which keep all logits in half
         precision, are another form [-].
+    host_threads : int
+        Threads of the CPU that each of several ranks has, which matter where the host updates weights,
+        see `Strategy.host_threads`; 0 for all that its share of the host has [-].
     execution : str
         ``eager`` or ``compiled``.
     graphs : bool
@@ -175,6 +179,7 @@ class Stack:
     pads_products: bool = False
     vocabulary_multiple: int = 1
     loss_chunks: int = 1
+    host_threads: int = 0
     execution: str = "eager"
     graphs: bool = False
     memory: str = "torch"
@@ -216,6 +221,9 @@ class Stack:
             ),
             loss_chunks=check_positive(
                 "loss_chunks", self.loss_chunks, integer=True, maximum=2**10
+            ),
+            host_threads=check_positive(
+                "host_threads", self.host_threads, integer=True, zero=True, maximum=2**10
             ),
         )
 
@@ -850,7 +858,8 @@ def share_states(model: Transformer, strategy: Strategy, stack: Stack) -> Strate
     -------
     strategy : Strategy
         `zero` where it is 0, `tiled` and `overlap_experts` where they are False, experts only where
-        ranks share them, in schedules that can overlap their messages; and `buffers`: where the stack
+        ranks share them, in schedules that can overlap their messages; `host_threads` where it is 0 and
+        several ranks let the host update; and `buffers`: where the stack
         has them, and for fp32 masters of replicas that share nothing.
 
     Raises
@@ -875,6 +884,11 @@ def share_states(model: Transformer, strategy: Strategy, stack: Stack) -> Strate
         )
         overlaps = np.logical_or(strategy.overlap_experts, can_overlap)
         facts["overlap_experts"] = overlaps if np.ndim(overlaps) else bool(overlaps)
+    if stack.host_threads:
+        several = np.equal(strategy.host_threads, 0) & np.greater(strategy.ranks, 1)
+        updates = several & strategy.offloads_optimizer
+        threads = np.where(updates, stack.host_threads, strategy.host_threads)
+        facts["host_threads"] = threads if threads.ndim else int(threads)
     shared = replace(strategy, **facts) if facts else strategy
     has_masters = model.mixed and stack.mixed == "masters"
     masters = shared.without_idle_zero().replicated & has_masters

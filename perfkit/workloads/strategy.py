@@ -125,6 +125,13 @@ class Strategy:
     offload_fraction : float
         Share of the weights that the host updates; the device updates the others at the same time
         (Twin-Flow of DeepSpeed, Megatron's ``--optimizer-offload-fraction``) [-].
+    host_threads : int
+        Threads of the CPU with which a rank updates what is offloaded; 0 for as many as its share of
+        the host has (``OMP_NUM_THREADS``, which torchrun sets to 1 where it starts several ranks on a
+        node) [-].
+    overlap_host : bool
+        Whether copies of gradients and weights go beside the update of the host where there are
+        `buffers` (Megatron's ``--overlap-cpu-optimizer-d2h-h2d``); other software does so by itself.
     ulysses : None
         What ``cp_kind="ulysses"`` says now; a value is an error.
 
@@ -166,6 +173,8 @@ class Strategy:
     overlap_experts: Any = False
     offload: Any = "none"
     offload_fraction: Any = 1.0
+    host_threads: Any = 0
+    overlap_host: Any = False
     ulysses: InitVar[Any] = None
 
     def __post_init__(self, ulysses: Any) -> None:
@@ -190,7 +199,7 @@ class Strategy:
             offload_fraction=_check_shares("offload_fraction", self.offload_fraction),
             zero=_check_counts("zero", self.zero, 3),
         )
-        for key in ("shards", "first_layers", "last_layers", "etp"):
+        for key in ("shards", "first_layers", "last_layers", "etp", "host_threads"):
             set_fields(self, **{key: _check_counts(key, getattr(self, key), 2**20)})
         for key in (
             "sequence_parallel",
@@ -199,6 +208,7 @@ class Strategy:
             "tiled",
             "buffers",
             "overlap_experts",
+            "overlap_host",
         ):
             set_fields(self, **{key: _check_flags(key, getattr(self, key))})
         is_wrong = self.dp % np.maximum(self.shards, 1) > 0
