@@ -39,12 +39,18 @@ class Case(NamedTuple):
         How, without offload.
     stack : str or None
         The software.
+    threads : int
+        Threads with which a rank updates on the host; 0 for those that the software has [-].
+    overlaps : bool
+        Whether copies go beside the update of the host.
     """
 
     platform: Platform
     model: Transformer
     strategy: Strategy
     stack: str | None
+    threads: int = 0
+    overlaps: bool = False
 
 
 #: Sequences that a rank of the LLaMA rows computes at a time, by stage of ZeRO [-].
@@ -67,33 +73,25 @@ def make_case(row: str) -> Case:
             mixed=True,
             attention="eager",
         )
-        strategy = Strategy(
-            dp=ranks, micro_batch=8, zero=3, checkpoint="full", host_threads=_FAIRSEQ_THREADS
-        )
-        return Case(load_platform("v100-sxm-8"), model, strategy, None)
+        strategy = Strategy(dp=ranks, micro_batch=8, zero=3, checkpoint="full")
+        return Case(load_platform("v100-sxm-8"), model, strategy, None, threads=_FAIRSEQ_THREADS)
     if row.startswith("bridge-"):
         model = Transformer.preset(
             "qwen3-30b-a3b", batch=8, sequence=4096, dtype="bf16", mixed=True, fused=True
         )
-        strategy = Strategy(
-            tp=2,
-            pp=2,
-            dp=4,
-            ep=4,
-            zero=1,
-            sequence_parallel=True,
-            overlap_host=row == "bridge-overlap",
-        )
+        strategy = Strategy(tp=2, pp=2, dp=4, ep=4, zero=1, sequence_parallel=True)
         platform = load_platform("h100-sxm-8").with_nodes(2)
-        return Case(platform, model, strategy, "megatron-te")
+        overlaps = row == "bridge-overlap"
+        return Case(platform, model, strategy, "megatron-te", overlaps=overlaps)
     if row.startswith("rl-"):
         # what it trains on is not stated; what an offload adds does not depend on it
         model = Transformer.preset(
             "qwen3-0.6b", batch=8, sequence=4096, dtype="bf16", mixed=True, fused=True
         )
+        platform, strategy = load_platform("h100-sxm-8"), Strategy(zero=1)
+        overlaps = row.endswith("-overlap")
         # a worker of Ray has one thread, unless told
-        strategy = Strategy(zero=1, host_threads=1, overlap_host=row.endswith("-overlap"))
-        return Case(load_platform("h100-sxm-8"), model, strategy, "megatron-te")
+        return Case(platform, model, strategy, "megatron-te", threads=1, overlaps=overlaps)
     if row == "zero-offload-10b":
         model = Transformer.preset(
             "gpt3-13b",
@@ -110,8 +108,8 @@ def make_case(row: str) -> Case:
         platform = load_platform("v100-sxm-8").with_host_memory(
             capacity=1.5e12, bandwidth=256e9, link=12.36e9
         )
-        strategy = Strategy(micro_batch=8, zero=2, checkpoint="full", host_threads=_CORES_OF_DGX2)
-        return Case(platform, model, strategy, None)
+        strategy = Strategy(micro_batch=8, zero=2, checkpoint="full")
+        return Case(platform, model, strategy, None, threads=_CORES_OF_DGX2)
     if row in ("zero2-7b", "zero3-7b"):
         zero = int(row.removeprefix("zero").removesuffix("-7b"))
         model = Transformer.preset(
@@ -148,7 +146,13 @@ def compare_row(row: dict[str, str]) -> dict[str, Any]:
     """A row beside its prediction."""
     case = make_case(row["row"])
     fraction = float(row["fraction"])
-    with_offload = replace(case.strategy, offload=row["offload"], offload_fraction=fraction)
+    with_offload = replace(
+        case.strategy,
+        offload=row["offload"],
+        offload_fraction=fraction,
+        host_threads=case.threads,
+        overlap_host=case.overlaps,
+    )
     there = _price(case, with_offload)
     measured, predicted, saved = float(row["seconds"]), there["time"], None
     judged = "step"

@@ -100,6 +100,10 @@ def test_what_does_not_go_together_is_refused() -> None:
         pk.Strategy(zero=1, offload="optimizer", offload_fraction=0.0)
     with pytest.raises(ValueError, match="offload_fraction is below 1 without"):
         pk.Strategy(zero=1, offload_fraction=0.5)
+    with pytest.raises(ValueError, match="host_threads is stated and no optimizer"):
+        pk.Strategy(host_threads=8)
+    with pytest.raises(ValueError, match="overlap_host is stated and no optimizer"):
+        pk.Strategy(offload="activations", overlap_host=True)
     sgd = make_model(8, optimizer="sgd")
     with pytest.raises(ValueError, match=r"optimizer is 'sgd'.*adam"):
         pk.predict(sgd, "h100-sxm-8", strategy=pk.Strategy(dp=8, zero=1, offload="optimizer"))

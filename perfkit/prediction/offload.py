@@ -103,7 +103,9 @@ def note_offload(platform: Platform, s: Strategy) -> tuple[str, ...]:
             "a rank updates with one thread of its CPU, as torchrun starts several of a node; where "
             "OMP_NUM_THREADS is set, state host_threads of the strategy"
         )
-    shares_alone = replace(s, offload="none", offload_fraction=1.0).alone
+    shares_alone = replace(
+        s, offload="none", offload_fraction=1.0, host_threads=0, overlap_host=False
+    ).alone
     if shares_alone and s.zero > 0:
         notes.append(
             "shards beside which something is offloaded are priced as those of a stage, which have "

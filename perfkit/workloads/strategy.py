@@ -278,6 +278,13 @@ class Strategy:
                 "offload_fraction is below 1 without offload='optimizer', whose share it is; "
                 "leave it at 1"
             )
+        for name in ("host_threads", "overlap_host"):
+            stated = np.not_equal(getattr(self, name), 0)
+            if np.any(stated & ~self.offloads_optimizer):
+                raise ValueError(
+                    f"{name} is stated and no optimizer is offloaded, whose update it is of; "
+                    "leave it out, or take offload='optimizer'"
+                )
         if np.any(self.offloads_parameters & (np.less(self.zero, 3) | self.buffers)):
             raise ValueError(
                 "offload moves parameters and zero is below 3 or buffers is True; ranks offload shards "

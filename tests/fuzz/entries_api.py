@@ -411,7 +411,7 @@ STRATEGY = {
     "overlap_experts": True,
     "offload": OFFLOADS,
     "offload_fraction": (1.0, 1.0, 0.25),
-    "host_threads": (0, 0, 1, 8),
+    "host_threads": (0, 0, 0, 0, 1),
     "overlap_host": True,
 }
 strategy = Call(pk.Strategy, {}, STRATEGY)
