@@ -91,6 +91,18 @@ def test_a_platform_without_a_host_is_refused_until_it_is_stated(tmp_path: Path)
     assert faster.host_memory.sharers == 2  # the rest stays
 
 
+def test_work_of_the_host_is_named_offload_and_no_collective() -> None:
+    offloaded = pk.Strategy(dp=8, zero=2, offload="optimizer")
+    prediction = pk.predict(make_model(8), "h100-sxm-8", strategy=offloaded)
+    parts = {(row["phase"], row["kind"]): row for row in prediction.breakdown().to_dicts()}
+    assert parts["update", "offload"]["time_s"] > 0.5 * prediction.time
+    assert prediction.bottleneck == "offload-bound"
+    assert parts["backward", "collective"]["operations"] > 0
+    assert prediction.breakdown()["time_s"].sum() == pytest.approx(prediction.time)
+    others = pk.predict(make_model(8), "h100-sxm-8", strategy=pk.Strategy(dp=8, zero=2))
+    assert "offload" not in others.breakdown()["kind"].to_list()
+
+
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ValueError, match="zero is 0"):
         pk.Strategy(offload="optimizer")

@@ -1,10 +1,12 @@
 """Where the time of an iteration goes: a field for each cause, and what sets the pace."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfkit.models.offload import HOST_WORK
 from perfkit.prediction.simulation import RankTimeline, Timeline
 
 #: What limits classes of kernels that are not in `RESOURCES`.
@@ -30,6 +32,7 @@ LIMITS = (
     "communication",
     "imbalance",
     "transfer",
+    "offload",
     "host",
 )
 #: The host sets the pace where an iteration takes this many times as long as its device alone [-].
@@ -60,12 +63,14 @@ class KernelPart(NamedTuple):
 
 
 class CollectivePart(NamedTuple):
-    """All collectives of one phase.
+    """All collectives of one phase, or all copies and updates of an offload.
 
     Parameters
     ----------
     phase : str
         ``forward``, ``backward`` or ``update``.
+    kind : str
+        ``collective``, or ``offload`` for what a rank does with its host.
     operations : int
         How many there are [-].
     exposed_time : float
@@ -75,6 +80,7 @@ class CollectivePart(NamedTuple):
     """
 
     phase: str
+    kind: str
     operations: int
     exposed_time: float
     contention_time: float
@@ -83,6 +89,10 @@ class CollectivePart(NamedTuple):
     def time(self) -> float:
         """What these collectives add to the iteration [s]."""
         return self.exposed_time + self.contention_time
+
+
+#: What a part of collectives is bound by.
+_LIMIT_OF_COLLECTIVES = {"collective": "communication", "offload": "offload"}
 
 
 class Breakdown(NamedTuple):
@@ -143,7 +153,7 @@ class Breakdown(NamedTuple):
             parts[kernels.phase, kernels.kind] = (kernels.operations, kernels.time)
             operations += kernels.operations
         for part in self.collectives:
-            parts[part.phase, "collective"] = (part.operations, part.time)
+            parts[part.phase, part.kind] = (part.operations, part.time)
         if self.wait_time_for_ranks:
             parts["", "waiting"] = (collectives, self.wait_time_for_ranks)
         if self.host_device_synchronization:
@@ -162,7 +172,7 @@ class Breakdown(NamedTuple):
         for part in self.pipeline_hosts:
             times["host"] += part.time
         for collectives in self.collectives:
-            times["communication"] += collectives.time
+            times[_LIMIT_OF_COLLECTIVES[collectives.kind]] += collectives.time
         times["imbalance"] += self.wait_time_for_ranks
         times["host"] += self.host + self.host_device_synchronization
         return times
@@ -192,25 +202,7 @@ def break_down(timeline: RankTimeline) -> Breakdown:
         parts[key] = KernelPart(*key, before.operations + count, before.time + seconds)
     kernels = [part for part in parts.values() if part.kind not in ("collective", "host")]
     pipeline_hosts = [part for part in parts.values() if part.kind == "host"]
-    collective_counts = {
-        part.phase: part.operations for part in parts.values() if part.kind == "collective"
-    }
-    exposed_time = dict.fromkeys(collective_counts, 0.0)
-    # all waits at a position are one time, which belongs to the last of them
-    last_waits = {wait.operation: wait.collective for wait in graph.collective_waits}
-    for position, collective in last_waits.items():
-        phase = graph.labels[graph.collectives[collective]].phase
-        exposed_time[phase] += float(timeline.exposed_time[position])
-    contention_time = dict.fromkeys(collective_counts, 0.0)
-    for position in np.flatnonzero(timeline.contention_time).tolist():
-        phase = graph.labels[position].phase
-        if phase not in collective_counts:
-            phase = next(iter(collective_counts))
-        contention_time[phase] += float(timeline.contention_time[position])
-    collectives = tuple(
-        CollectivePart(phase, count, exposed_time[phase], contention_time[phase])
-        for phase, count in collective_counts.items()
-    )
+    collectives = _break_down_collectives(timeline)
     rounding = _ROUNDING * timeline.period
     wait_time_for_ranks = timeline.wait_time_for_ranks
     if wait_time_for_ranks <= rounding:
@@ -228,6 +220,32 @@ def break_down(timeline: RankTimeline) -> Breakdown:
         host_device_synchronization=timeline.added.host_device_synchronization,
         loading=timeline.added.loading,
         host=host,
+    )
+
+
+def _break_down_collectives(timeline: RankTimeline) -> tuple[CollectivePart, ...]:
+    """Split the collectives of a rank, with what its host does beside it, by phase."""
+    graph = timeline.graph
+    kinds: list[tuple[str, str]] = []  # phase and kind of each
+    for position in graph.collectives.tolist():
+        label = graph.labels[position]
+        kind = "offload" if label.name in HOST_WORK else "collective"
+        kinds.append((label.phase, kind))
+    counts = Counter(kinds)
+    exposed_time = dict.fromkeys(counts, 0.0)
+    # all waits at a position are one time, which belongs to the last of them
+    last_waits = {wait.operation: wait.collective for wait in graph.collective_waits}
+    for position, collective in last_waits.items():
+        exposed_time[kinds[collective]] += float(timeline.exposed_time[position])
+    contention_time = dict.fromkeys(counts, 0.0)
+    for position in np.flatnonzero(timeline.contention_time).tolist():
+        key = (graph.labels[position].phase, "collective")
+        if key not in counts:  # those of another phase slow it down
+            key = next(key for key in counts if key[1] == "collective")
+        contention_time[key] += float(timeline.contention_time[position])
+    return tuple(
+        CollectivePart(*key, count, exposed_time[key], contention_time[key])
+        for key, count in counts.items()
     )
 
 

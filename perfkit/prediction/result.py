@@ -68,7 +68,8 @@ class Prediction(Tabular):
         Time of the slowest rank by cause; all causes sum to `time`.
     bottleneck : str
         What sets the pace: data or the host if the device waits for them, else the resource with
-        the largest part, such as ``GEMM-bound``.
+        the largest part, such as ``GEMM-bound``, or ``offload-bound`` for copies to the host and
+        updates there.
     lower_bound : float
         Time of the busiest single resource, without any dependency [s].
     serial : float
