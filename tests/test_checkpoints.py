@@ -17,7 +17,7 @@ from benchmarks.strategies_beside import compare, draw
 from perfkit.exploration.recomputation import list_cheapest_checkpoints
 from perfkit.models.checkpoints import CHECKPOINTS, EVERY_LAYER, find_checkpoint, recomputes
 from perfkit.models.partitions import activation_bytes
-from perfkit.prediction.memory import measure_memory
+from perfkit.prediction.memory import Room, measure_memory
 from perfkit.prediction.stages import make_stages
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.graph import Graph
@@ -355,18 +355,17 @@ def test_the_table_of_the_recipe_is_what_a_run_gives() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_search_under_a_budget_computes_again_as_little_as_fits() -> None:
     model = replace(LLAMA, layers=16, attention="flash2")
-    budget = 18e9
+    budget = 21e9  # with the reserve of the process
     found = pk.explore(model, GPU, 8, memory=budget, stack="fsdp")
     forms = found.table().filter(pl.col("checkpoint_layers") < EVERY_LAYER)
     assert len(forms) > 0
     for row in forms[:5].to_dicts():
         strategy = Strategy(**{field.name: row[field.name] for field in fields(Strategy)})
         fewer = replace(strategy, checkpoint_layers=strategy.checkpoint_layers - 1)
-        least, too_few = (
-            price_strategies(model, GPU, Strategy.stack([one]), stack="fsdp")["needs"][0]
-            for one in (strategy, fewer)
-        )
-        assert least == row["needs"] <= budget < too_few
+        priced = price_strategies(model, GPU, Strategy.stack([strategy, fewer]), stack="fsdp")
+        least, too_few = priced["needs"] + priced["reserve"]
+        assert priced["needs"][0] == row["needs"]
+        assert least <= budget < too_few
     usual = found.table().filter(
         pl.col("checkpoint").is_in(["none", "full"]) & (pl.col("checkpoint_layers") == EVERY_LAYER)
     )
@@ -379,8 +378,9 @@ def test_a_search_counts_layers_of_further_tokens() -> None:
     model = replace(LLAMA, mtp_layers=1, attention="flash2")
     plain = Strategy.stack([Strategy(dp=8, zero=3)])
     of_eight = replace(plain, checkpoint="full", checkpoint_layers=8)
-    budget = price_strategies(model, GPU, of_eight)["needs"][0]
-    none_fits = np.array([np.inf])
+    priced = price_strategies(model, GPU, of_eight)
+    budget = Room.stated(float(priced["needs"][0] + priced["reserve"][0]))
+    none_fits = np.zeros(1, dtype=bool)
     further = list_cheapest_checkpoints(
         model, GPU, plain, np.ones(1), none_fits, budget, None, None
     )

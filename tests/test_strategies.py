@@ -16,6 +16,7 @@ from perfkit.exploration.strategies import explore
 from perfkit.exploration.sweeps import sweep
 from perfkit.models.partitions import CHUNKED, SCHEDULES, held_batches, list_steps
 from perfkit.platform.gallery import load_platform
+from perfkit.prediction.memory import Room
 from perfkit.prediction.micro_batches import size_micro_batch
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
@@ -600,7 +601,7 @@ def test_passes_are_run_of_rough_strategies_near_the_fastest() -> None:
     # even stages on fast links take in closed form what their passes take
     assert none["time"][1] == pytest.approx(every["time"][1], rel=0.01)
     # those that do not fit are no measure of the fastest
-    assert not price_strategies(model, where, many, memory=1.0)["run"].any()
+    assert not price_strategies(model, where, many, room=Room.stated(1.0))["run"].any()
     assert not price_strategies(model, where, Strategy.stack([even, slow]))["run"].any()
     # all passes of strategies that are asked for are run
     explored = explore(model, where, strategies=[uneven, even, alone])

@@ -8,9 +8,9 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.models.checkpoints import EVERY_LAYER, recomputes
 from perfkit.platform.platform import Platform
-from perfkit.prediction.memory import WORKSPACE
+from perfkit.prediction.memory import WORKSPACE, Room, estimate_reserve
 from perfkit.prediction.strategy_case import find_megatron, make_case
-from perfkit.prediction.strategy_memory import measure_strategies
+from perfkit.prediction.strategy_memory import count_groups, measure_strategies
 from perfkit.workloads.layer_kinds import has_unlike_layers
 from perfkit.workloads.stack import Stack, apply_stack
 from perfkit.workloads.strategy import Strategy, spread_chunks
@@ -25,8 +25,8 @@ def list_cheapest_checkpoints(
     platform: Platform,
     tried: Strategy,
     time: Array,
-    needs: Array,
-    memory: float,
+    fits: np.ndarray,
+    room: Room,
     execution: str | None,
     stack: str | Stack | None,
 ) -> Strategy | None:
@@ -41,10 +41,12 @@ def list_cheapest_checkpoints(
         GPUs.
     tried : Strategy
         Strategies that were priced; each field an array.
-    time, needs : array
-        Time of each [s], and memory of its fullest rank [B].
-    memory : float
-        What a rank may use [B].
+    time : array
+        Time of each [s].
+    fits : array of bool
+        Whether a rank holds each.
+    room : Room
+        What a rank may use.
     execution, stack : optional
         As `perfkit.explore` takes them.
 
@@ -59,7 +61,6 @@ def list_cheapest_checkpoints(
     Those that would then be slower than the fastest that fits are left out. The memory of k layers
     falls with k, so that the least k that fits is found by halving.
     """
-    fits = needs <= memory
     fastest = time[fits].min() if fits.any() else np.inf
     is_plain = np.equal(tried.checkpoint, "none") & np.equal(tried.checkpoint_layers, EVERY_LAYER)
     plain = np.flatnonzero(is_plain & ~fits & (time < fastest))
@@ -69,11 +70,11 @@ def list_cheapest_checkpoints(
     candidates = _list_whole(model, tried.select(plain), forms, execution, stack)
     if candidates is None:
         return None
-    least = _measure(model, platform, candidates, execution, stack)
-    if not (least <= memory).any():
+    can_fit = _find_fitting(model, platform, candidates, room, execution, stack)
+    if not can_fit.any():
         return None
-    candidates = candidates.select(least <= memory)
-    return _find_fewest_layers(model, platform, candidates, memory, execution, stack)
+    candidates = candidates.select(can_fit)
+    return _find_fewest_layers(model, platform, candidates, room, execution, stack)
 
 
 def _list_whole(
@@ -106,7 +107,7 @@ def _find_fewest_layers(
     model: Transformer,
     platform: Platform,
     candidates: Strategy,
-    memory: float,
+    room: Room,
     execution: str | None,
     stack: str | Stack | None,
 ) -> Strategy:
@@ -121,23 +122,25 @@ def _find_fewest_layers(
     while np.any(enough - too_few > 1):
         middle = (enough + too_few) // 2
         halved = replace(candidates, checkpoint_layers=middle)
-        fits = _measure(model, platform, halved, execution, stack) <= memory
+        fits = _find_fitting(model, platform, halved, room, execution, stack)
         is_open = enough - too_few > 1
         enough = np.where(is_open & fits, middle, enough)
         too_few = np.where(is_open & ~fits, middle, too_few)
     return replace(candidates, checkpoint_layers=enough).settle_checkpoints(model.all_layers)
 
 
-def _measure(
+def _find_fitting(
     model: Transformer,
     platform: Platform,
     strategies: Strategy,
+    room: Room,
     execution: str | None,
     stack: str | Stack | None,
-) -> Array:
-    """Memory of the fullest rank of each strategy [B]."""
+) -> np.ndarray:
+    """Whether a rank holds each strategy."""
     case = make_case(platform, apply_stack(model, strategies, execution, stack))
-    return np.asarray(measure_strategies(case).total + WORKSPACE)
+    needs = measure_strategies(case).total + WORKSPACE
+    return np.asarray(room.holds(needs, estimate_reserve(needs, count_groups(case))))
 
 
 def join_strategies(one: Strategy, other: Strategy) -> Strategy:

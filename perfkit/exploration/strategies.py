@@ -28,6 +28,8 @@ from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.host_memory import find_host_share
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import RESOURCES
+from perfkit.prediction.memory import Room
+from perfkit.prediction.next_steps import list_next_steps
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import NEAR, PARTS, price_strategies
 from perfkit.sharding.planner import InfeasibleError, shard
@@ -118,8 +120,8 @@ class Exploration(Tabular):
             Fields of `Strategy`; ranks [-]; low and high end of the 80 % interval of the time, and
             stack, the software; its parts, see `perfkit.prediction.strategies.price_strategies` [s];
             run, whether its passes were run, in place of a closed form; spread [-]; needs,
-            the memory of the fullest rank, which has to fit, and of a Transformer reserve, what its
-            process takes beside it [B]; time [s]; tokens_per_s [1/s]. For a DLRM:
+            the memory of the fullest rank, and of a Transformer reserve, what its process takes beside
+            it, which have to fit [B]; time [s]; tokens_per_s [1/s]. For a DLRM:
             ``tables``, how they are shared, instead of the fields; parts by what bounds them; and
             samples_per_s. ``mlps`` says how all other weights are shared.
         """
@@ -282,9 +284,9 @@ def explore(
         Ranks that take part, or several counts to choose from; by default those of `strategies`
         [-].
     memory : float, optional
-        What a rank may use; by default all memory of the device. If it is given, a search also tries
-        what to compute again: parts of layers, by operation, and as few layers of each chunk as
-        possible, see `Strategy.checkpoint` [B].
+        What a rank may use, with the reserve of its process (of a DLRM without); by default all memory
+        of the device. If it is given, a search also tries what to compute again: parts of layers, by
+        operation, and as few layers of each chunk as possible, see `Strategy.checkpoint` [B].
     strategies : sequence of Strategy or Plan, optional
         What to choose from; for a DLRM, plans. By default all powers of two of ranks that divide
         the model; for a DLRM, all tables placed in one way of `perfkit.workloads.placement_kinds.KINDS`,
@@ -335,13 +337,13 @@ def explore(
         raise ValueError("strategies is empty; give one or more, or leave it out to search them")
     where = load_platform(platform)
     counts = _read_counts(ranks, strategies, where)
-    capacity = where.memory_of_rank if memory is None else check_positive("memory", memory)
-    if capacity is None:
-        capacity = np.inf
+    room = Room.of_device(where.memory_of_rank)
+    if memory is not None:
+        room = Room.stated(check_positive("memory", memory))
 
     # 1. Price what the model and its batch can be divided by.
     if isinstance(model, DLRM):
-        priced = _price_dlrm(model, where, counts, strategies, execution, stack, capacity)
+        priced = _price_dlrm(model, where, counts, strategies, execution, stack, room.allocated)
     else:
         priced = _price_transformer(
             model,
@@ -350,17 +352,24 @@ def explore(
             strategies,
             execution,
             stack,
-            capacity,
+            room,
             tries_forms=memory is not None,
         )
 
     # 2. Rank what fits.
-    fits = (priced.needs <= capacity) & priced.fits_host
+    fits_device = priced.find_fitting(room)
+    fits = fits_device & priced.fits_host
     asked = " or ".join(map(str, counts))
     if not fits.any():
-        if np.any(priced.needs <= capacity):
-            raise _refuse_host_memory(priced, capacity, _show_ranks(ranks, counts))
-        raise _refuse_memory(priced, capacity, memory, _show_ranks(ranks, counts))
+        if fits_device.any():
+            raise _refuse_host_memory(priced, fits_device, _show_ranks(ranks, counts))
+        raise _refuse_memory(
+            priced,
+            room,
+            memory,
+            _show_ranks(ranks, counts),
+            _advise(model, where, priced, room, execution, stack),
+        )
     # equal times differ in their last digits, and then the first, which has the fewest ranks, leads
     order = np.flatnonzero(fits)[rank_largest(-priced.time[fits])]
     columns = _list_columns(model, priced)
@@ -372,7 +381,7 @@ def explore(
     left_out = []
     if strategies:
         left_out += _list_misfits(model, strategies, counts)
-        left_out += _list_too_large(priced, strategies, capacity)
+        left_out += _list_too_large(priced, strategies, room)
     what = model.description if isinstance(model, DLRM) else model.without_sharing().description
     return Exploration(
         frame=frame,
@@ -380,7 +389,7 @@ def explore(
         summary=f"{what} on {asked} ranks of {where.name}",
         platform=where,
         plans=plans,
-        doubled=float(priced.time[priced.needs <= 2 * capacity].min()),
+        doubled=float(priced.time[priced.find_fitting(room.double())].min()),
         left_out=tuple(left_out),
         warn=partial(_list_warnings, model, where, execution, fastest, stack),
     )
@@ -398,6 +407,9 @@ class _Priced:
         Parts of the time [s], and what else the table shows behind it.
     time, spread, needs : array
         Time of an iteration [s], spread of its logarithm [-], memory of the fullest rank [B].
+    reserve : array
+        What the process of a rank takes beside it; 0 for plans of a DLRM, whose searches fill the
+        memory that they are given [B].
     on_host, host_share : array
         What a rank takes of the memory of its host, and what it may take there, infinite where nothing
         is offloaded [B].
@@ -412,10 +424,15 @@ class _Priced:
     time: Array
     spread: Array
     needs: Array
+    reserve: Array
     on_host: Array
     host_share: Array
     plans: Sequence[Plan]
     given: Sequence[Any]
+
+    def find_fitting(self, room: Room) -> np.ndarray:
+        """Whether a rank with so much room holds each."""
+        return np.asarray(room.holds(self.needs, self.reserve))
 
     @property
     def fits_host(self) -> np.ndarray:
@@ -457,22 +474,41 @@ def _read_counts(ranks: Any, strategies: Sequence[Any] | None, where: Platform) 
 
 
 def _refuse_memory(
-    priced: "_Priced", capacity: float, memory: float | None, ranks: str
+    priced: "_Priced", room: Room, memory: float | None, ranks: str, advice: str
 ) -> ValueError:
-    """The error where nothing fits: what the smallest one takes, of how much."""
-    least = format_bytes(priced.needs.min())
-    cure = "take more ranks, a smaller batch or a device with more memory"
+    """The error where nothing fits: what the smallest one takes, of how much, and what helps."""
+    least = int(np.argmin(priced.needs))
+    needs = float(priced.needs[least])
+    of_rank = format_bytes(room.allocated)
+    taken = f"the least takes {format_bytes(needs)}"
+    if needs <= room.allocated:
+        reserved = format_bytes(needs + float(priced.reserve[least]))
+        taken += f", and {reserved} with its reserve"
     if memory is not None and memory < _LEAST_MEMORY:
-        cure = f"memory is {memory:g} bytes; give it in bytes, such as 80e9"
-    return ValueError(
-        f"no strategy on {ranks} ranks fits into {format_bytes(capacity)}; the least takes {least}; "
-        f"{cure}"
-    )
+        advice = f"memory is {memory:g} bytes; give it in bytes, such as 80e9"
+    return ValueError(f"no strategy on {ranks} ranks fits into {of_rank}; {taken}; {advice}")
 
 
-def _refuse_host_memory(priced: "_Priced", capacity: float, ranks: str) -> ValueError:
+def _advise(
+    model: Transformer | DLRM,
+    where: Platform,
+    priced: "_Priced",
+    room: Room,
+    execution: str | None,
+    stack: str | Stack | None,
+) -> str:
+    """What makes the smallest strategy fit; of a DLRM in words alone."""
+    if isinstance(model, DLRM):
+        return "take more ranks, a smaller batch or a device with more memory"
+    least = int(np.argmin(priced.needs))
+    strategy = Strategy(**{name: priced.ways[name][least] for name in _FIELDS})
+    steps = list_next_steps(model, where, strategy, room, execution=execution, stack=stack)
+    return f"from {strategy} {steps.advise()}"
+
+
+def _refuse_host_memory(priced: "_Priced", fits_device: np.ndarray, ranks: str) -> ValueError:
     """The error where strategies fit their devices and none its host: what is nearest to fit takes."""
-    on_device = np.flatnonzero(priced.needs <= capacity)
+    on_device = np.flatnonzero(fits_device)
     nearest = on_device[np.argmin(priced.on_host[on_device] / priced.host_share[on_device])]
     taken = format_bytes(priced.on_host[nearest])
     share = format_bytes(priced.host_share[nearest])
@@ -535,6 +571,7 @@ def _price_dlrm(
         parts=columns,
         spread=columns["spread"],
         needs=columns["needs"],
+        reserve=np.zeros(len(plans)),
         on_host=np.zeros(len(plans)),
         host_share=np.full(len(plans), np.inf),
         plans=plans,
@@ -549,7 +586,7 @@ def _price_transformer(
     given: Sequence[Strategy] | None,
     execution: str | None,
     stack: str | Stack | None,
-    capacity: float,
+    room: Room,
     *,
     tries_forms: bool,
 ) -> _Priced:
@@ -576,7 +613,7 @@ def _price_transformer(
         raise _refuse_ranks(counts)
     tried = listed.select(can)
     if tries_forms and not given:
-        tried = _add_checkpoints(model, where, tried, execution, stack, capacity)
+        tried = _add_checkpoints(model, where, tried, execution, stack, room)
     ways = {}
     for name in (*_FIELDS, "ranks"):
         values = getattr(tried, name)
@@ -584,9 +621,7 @@ def _price_transformer(
         ways[name] = values.astype(np.int64) if is_count else values
     # of a search, passes of the best ones are run
     near = np.inf if given else NEAR
-    columns = price_strategies(
-        model, where, tried, execution, memory=capacity, near=near, stack=stack
-    )
+    columns = price_strategies(model, where, tried, execution, room=room, near=near, stack=stack)
     names = [software.name for software in apply_stack(model, tried, execution, stack).stacks]
     parts: dict[str, Array] = {"stack": np.broadcast_to(names, len(tried.ranks))}
     parts |= {name: column for name, column in columns.items() if name not in HeldMemory._fields}
@@ -596,6 +631,7 @@ def _price_transformer(
         parts=parts,
         spread=columns["spread"],
         needs=columns["needs"],
+        reserve=columns["reserve"],
         on_host=columns["on_host"],
         host_share=_share_hosts(where, tried, columns["on_host"]),
         plans=(),
@@ -609,15 +645,14 @@ def _add_checkpoints(
     tried: Strategy,
     execution: str | None,
     stack: str | Stack | None,
-    capacity: float,
+    room: Room,
 ) -> Strategy:
     """The same with checkpoints of parts, by operation and of some layers, where strategies do not
     fit without and are faster than those that do."""
-    columns = price_strategies(
-        model, where, tried, execution, memory=capacity, near=0.0, stack=stack
-    )
+    columns = price_strategies(model, where, tried, execution, room=room, near=0.0, stack=stack)
+    fits = room.holds(columns["needs"], columns["reserve"])
     further = list_cheapest_checkpoints(
-        model, where, tried, columns["time"], columns["needs"], capacity, execution, stack
+        model, where, tried, columns["time"], fits, room, execution, stack
     )
     if further is None:
         return tried
@@ -646,14 +681,28 @@ def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array
     return columns
 
 
-def _list_too_large(priced: _Priced, strategies: Sequence[Any], capacity: float) -> list[str]:
+def _list_too_large(priced: _Priced, strategies: Sequence[Any], room: Room) -> list[str]:
     """Given strategies and plans that need more memory than a rank or its host has."""
     too_large = []
-    rows = zip(priced.given, priced.needs, priced.on_host, priced.host_share, strict=True)
-    for one, needs, on_host, host_share in rows:
+    rows = zip(
+        priced.given,
+        priced.needs,
+        priced.reserve,
+        priced.on_host,
+        priced.host_share,
+        strict=True,
+    )
+    for one, needs, reserve, on_host, host_share in rows:
         name = _name(one, strategies)
-        if needs > capacity:
-            too_large.append(f"{name} needs {format_bytes(needs)} of {format_bytes(capacity)}")
+        if needs > room.allocated:
+            of_rank = format_bytes(room.allocated)
+            too_large.append(f"{name} needs {format_bytes(needs)} of {of_rank}")
+        elif needs + reserve > room.reserved:
+            of_rank = format_bytes(room.reserved)
+            too_large.append(
+                f"{name} needs {format_bytes(needs)}, and {format_bytes(needs + reserve)} of {of_rank} "
+                "with its reserve"
+            )
         elif on_host > host_share:
             too_large.append(
                 f"{name} needs more memory of its host than a rank has there, {format_bytes(on_host)} "

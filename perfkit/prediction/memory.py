@@ -1,7 +1,7 @@
 """What one iteration holds in the memory of a rank at its fullest moment, and whether the device
 has as much."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ WORKSPACE = 2 * 32 * 2.0**20
 CUDA_CONTEXT = 0.5 * 2.0**30
 COMMUNICATOR = 0.65 * 2.0**30
 FRAGMENTS = 0.04
+#: What the middle half of public logs has in place of that share [-]; docs/formulas.md, table 9.2.
+FRAGMENTS_LOW, FRAGMENTS_HIGH = 0.03, 0.13
 #: Bytes of a device for each byte that its datasheet quotes: it has GiB where GB are quoted [-].
 GIB_OF_GB = 2.0**30 / 1e9
 #: Uses of memory: weights without embedding tables; gradients; states of the optimizer; inputs and
@@ -34,6 +36,59 @@ PARTS = ("parameters", "gradients", "states", "activations", "tables", "communic
 #: Operations of the kind ``copy`` that copy sharded weights before and after their collectives.
 _PACKING = ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
 _AT = {name: number for number, name in enumerate(PARTS)}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a rank may use of the memory of its device.
+
+    Parameters
+    ----------
+    allocated : float
+        Most that may be allocated [B].
+    reserved : float
+        Most that it may take with the reserve of its process [B].
+    """
+
+    allocated: float = np.inf
+    reserved: float = np.inf
+
+    @classmethod
+    def of_device(cls, capacity: float | None) -> "Room":
+        """The room of a device with this memory, as its datasheet quotes it; without end if it is not
+        known [B].
+
+        The quoted memory has to hold what is allocated, and the GiB that a GPU has where GB are quoted
+        the reserve, too.
+        """
+        if capacity is None:
+            return cls()
+        return cls(allocated=capacity, reserved=GIB_OF_GB * capacity)
+
+    @classmethod
+    def stated(cls, memory: float) -> "Room":
+        """The room of a rank that may take so much, all in all [B]."""
+        return cls(allocated=memory, reserved=memory)
+
+    def holds(self, allocated: Any, reserve: Any) -> Any:
+        """Whether it holds what ranks allocate, with what their processes take beside it [B].
+
+        Parameters
+        ----------
+        allocated, reserve : float or array
+            See `Memory` [B].
+
+        Returns
+        -------
+        holds : bool or array of bool
+            Of each.
+        """
+        fits = np.less_equal(allocated, self.allocated)
+        return fits & np.less_equal(np.add(allocated, reserve), self.reserved)
+
+    def double(self) -> "Room":
+        """Twice as much of both."""
+        return Room(allocated=2 * self.allocated, reserved=2 * self.reserved)
 
 
 @dataclass(frozen=True)
@@ -72,6 +127,16 @@ class Memory(Shown):
         return self.total + self.reserve
 
     @property
+    def reserved_range(self) -> tuple[float, float]:
+        """All of it if the allocator wastes as little or as much as in the middle half of public
+        logs; twice `reserved` without a reserve [B]."""
+        if not self.reserve:
+            return self.reserved, self.reserved
+        low = self.reserved - (FRAGMENTS - FRAGMENTS_LOW) * self.total
+        high = self.reserved + (FRAGMENTS_HIGH - FRAGMENTS) * self.total
+        return low, high
+
+    @property
     def fits(self) -> bool | None:
         """Whether the device has enough memory, and the host for what is offloaded; None if the
         memory of the device is not known.
@@ -89,7 +154,7 @@ class Memory(Shown):
         memory is not known."""
         if self.capacity is None:
             return None
-        return self.reserved <= GIB_OF_GB * self.capacity
+        return self.reserved <= Room.of_device(self.capacity).reserved
 
     def __repr__(self) -> str:
         known = f" of {format_bytes(self.capacity)}" if self.capacity is not None else ""
@@ -526,7 +591,7 @@ def count_communicators(graph: Graph) -> int:
 
 
 def find_shortage(
-    graphs: Sequence[Graph], platform: Platform, savings: Sequence[str]
+    graphs: Sequence[Graph], platform: Platform, advise: Callable[[], str]
 ) -> tuple[str, ...]:
     """The warning if a rank has too little memory, or too little for its reserve; first checks
     whether all its buffers together would fit.
@@ -537,8 +602,8 @@ def find_shortage(
         What ranks execute.
     platform : Platform
         Where they do.
-    savings : sequence of str
-        What would need less memory, see `perfkit.workloads.stack.list_savings`.
+    advise : callable
+        Says what would need less memory; it is called if ranks have too little.
 
     Returns
     -------
@@ -563,16 +628,15 @@ def find_shortage(
     memory = measure_memory(graphs, platform)
     if memory.fits and memory.fits_with_reserve:
         return ()
-    less = ", ".join((*savings, "more ranks", "a smaller batch or a device with more memory"))
     if memory.host_capacity is not None and memory.on_host > memory.host_capacity:
         return (
             f"a rank {memory}: the host is too small; take a smaller offload_fraction, more nodes, or state "
             "a host with more memory by .with_host_memory(capacity=...)",
         )
     if not memory.fits:
-        return (f"a rank {memory}; take {less}",)
+        return (f"a rank {memory}; {advise()}",)
     reserved = format_bytes(memory.reserved)
     return (
         f"a rank {memory}, and {reserved} with what its process takes beside it (context of CUDA, "
-        f"buffers of NCCL, fragments): it may not fit; take {less}",
+        f"buffers of NCCL, fragments): it may not fit; {advise()}",
     )

@@ -5,10 +5,10 @@ when each of them starts and ends, and what that says. Each step takes and retur
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,7 @@ from perfkit.workloads.stack import (
     note_unpriced,
 )
 from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.transformer import Transformer
 
 
 class PricedIteration(NamedTuple):
@@ -244,7 +245,10 @@ def predict(
     bottleneck = find_bottleneck(causes, timings.timeline)
     bounds = bound_time(timings, causes, loading_time)
     savings = list_savings(workload, strategy, software, is_stated=stack is not None)
-    notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan, savings)
+    advise = partial(
+        _advise, workload, strategy, resolved.ranks, machine, execution, stack, savings
+    )
+    notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan, advise)
     of_level = note_level(machine, software, resolved.workload, resolved.ranks)
     of_facts = note_unpriced(work.workload, software)
     of_facts += note_misfits(work.workload, software, is_stated=stack is not None)
@@ -412,6 +416,25 @@ def bound_time(timings: Timings, causes: Breakdown, loading: float) -> Bounds:
     )
 
 
+def _advise(
+    workload: Any,
+    strategy: Strategy | None,
+    ranks: int,
+    platform: Platform,
+    execution: str | None,
+    stack: str | Stack | None,
+    savings: Sequence[str],
+) -> str:
+    """Say what would need less memory: of a Transformer on GPUs with numbers, of others in words."""
+    if isinstance(workload, Transformer) and platform.device.kind != "cpu":
+        # strategies are a room of their own, which the core can do without
+        from perfkit.prediction.next_steps import advise_transformer
+
+        return advise_transformer(workload, platform, strategy, ranks, execution, stack)
+    less = ", ".join((*savings, "more ranks", "a smaller batch or a device with more memory"))
+    return f"take {less}"
+
+
 def collect_notes(
     resolved: ResolvedWorkload,
     priced: PricedIteration,
@@ -419,7 +442,7 @@ def collect_notes(
     platform: Platform,
     bottleneck: str,
     plan: Plan | None,
-    savings: Sequence[str],
+    advise: Callable[[], str],
 ) -> Notes:
     """Say what the time rests on that was not measured, and what somebody may not have chosen.
 
@@ -437,8 +460,8 @@ def collect_notes(
         What limits the iteration.
     plan : Plan or None
         Placement of embedding tables.
-    savings : sequence of str
-        What would need less memory.
+    advise : callable
+        Says what would need less memory.
 
     Returns
     -------
@@ -451,7 +474,7 @@ def collect_notes(
         slowest.graph, timings.costs, platform, resolved.workload.family, resolved.ranks
     )
     of_graphs = dict.fromkeys(note for graph in graphs for note in graph.notes)
-    of_memory = find_shortage(graphs, platform, savings)
+    of_memory = find_shortage(graphs, platform, advise)
     network = platform.network
     of_node = note_large_node(platform.device, network.ranks_per_node, network.ranks)
     doubts = (*priced.notes, *of_graphs, *of_times, *of_memory, *of_node)

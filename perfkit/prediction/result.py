@@ -526,7 +526,9 @@ class Prediction(Tabular):
             ("memory", repr(memory)),
         ]
         if memory.reserve > 0:
-            rows.append(("with its reserve", format_bytes(memory.reserved)))
+            least, most = map(format_bytes, memory.reserved_range)
+            reserved = f"{format_bytes(memory.reserved)} ({least} to {most} in half of public logs)"
+            rows.append(("with its reserve", reserved))
         rows += [
             (f"{name} a second", write_cell("", rate, None))
             for name, rate in self.throughput.items()

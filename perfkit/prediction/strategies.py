@@ -10,7 +10,7 @@ from perfkit.ground.units import Array
 from perfkit.platform.host_memory import SIGMA_UPDATE
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
-from perfkit.prediction.memory import WORKSPACE, estimate_reserve
+from perfkit.prediction.memory import WORKSPACE, Room, estimate_reserve
 from perfkit.prediction.stage_replicas import Exchange
 from perfkit.prediction.strategy_case import Case, count_updated, make_case
 from perfkit.prediction.strategy_hosts import count_rounds, time_exchange_work
@@ -137,7 +137,7 @@ def price_strategies(
     strategies: Strategy,
     execution: str | None = None,
     *,
-    memory: float = np.inf,
+    room: Room | None = None,
     near: float = NEAR,
     stack: str | Stack | None = None,
 ) -> dict[str, Array]:
@@ -155,8 +155,8 @@ def price_strategies(
         Each field an array, with one value for each strategy.
     execution : str, optional
         ``eager``, ``compiled`` or ``graphs``.
-    memory : float, optional
-        What a rank may use [B].
+    room : Room, optional
+        What a rank may use; by default there is no end.
     near : float, optional
         How many times as long as the fastest strategy that fits others may take, so that their
         passes are run where closed forms are rough; infinite to run those of all with stages [-].
@@ -187,7 +187,7 @@ def price_strategies(
     of `predict`, once for all strategies that cut a layer into the same sizes.
     """
     work = apply_stack(model, strategies, execution, stack)
-    prices = price_iterations(platform, work, memory, near)
+    prices = price_iterations(platform, work, room or Room(), near)
     columns = {"time": prices.times.total}
     for part in PARTS:
         columns[part] = getattr(prices.times, part)
@@ -208,7 +208,7 @@ def check_device(platform: Platform) -> None:
 
 
 def price_iterations(
-    platform: Platform, work: StackedWork, memory: float, near: float
+    platform: Platform, work: StackedWork, room: Room, near: float
 ) -> StrategyPrices:
     """Price an iteration for each of many strategies, see `price_strategies`.
 
@@ -218,8 +218,8 @@ def price_iterations(
         GPUs.
     work : StackedWork
         The model, strategies whose fields are arrays, how they are executed, and the software.
-    memory : float
-        What a rank may use [B].
+    room : Room
+        What a rank may use.
     near : float
         How many times as long as the fastest strategy that fits others may take, so that their
         passes are run where closed forms are rough [-].
@@ -262,6 +262,8 @@ def price_iterations(
     # 3. Memory.
     held = measure_strategies(case)
     needs = held.total + WORKSPACE
+    reserve = estimate_reserve(needs, count_groups(case))
+    fits = room.holds(needs, reserve)
 
     # 4. Passes of stages: of all strategies, or of the best whose closed forms are rough.
     run = np.zeros(case.count, dtype=bool)
@@ -272,7 +274,7 @@ def price_iterations(
     while True:
         chosen = waiting & ~run
         if np.isfinite(near):
-            chosen = chosen & _find_near(case.level_scale * times.total, needs, memory, near)
+            chosen = chosen & _find_near(case.level_scale * times.total, fits, near)
         if not chosen.any():
             break
         times = _run_chosen(case, parts.passes, pipeline.borders, exchange, times, chosen)
@@ -281,7 +283,6 @@ def price_iterations(
 
     # 5. The level of the software.
     times = map_arrays(lambda seconds: case.level_scale * seconds, times)
-    reserve = estimate_reserve(needs, count_groups(case))
     return StrategyPrices(times, run, spread, held, measure_host(case, kept), needs, reserve)
 
 
@@ -355,9 +356,8 @@ def _join_whole_iteration(
     return times._replace(host=np.where(case.s.alone, added, times.host))
 
 
-def _find_near(time: Array, needs: Array, memory: float, near: float) -> np.ndarray:
+def _find_near(time: Array, fits: np.ndarray, near: float) -> np.ndarray:
     """Whether each strategy fits, and takes at most some times as long as the fastest that fits."""
-    fits = needs <= memory
     if not fits.any():
         return fits
     return np.asarray(fits & (time <= near * time[fits].min()))

@@ -787,8 +787,38 @@ def _divide_batch(model: Transformer, strategy: Strategy, ranks: int) -> Strateg
     """The same strategy with the micro-batch of a Transformer by its own settings."""
     count = check_ranks(model.batch, ranks, None, model.accumulate)
     if not isinstance(model.batch, int | np.integer):
-        raise ValueError("sizes are arrays; this stack is priced one by one; take numbers")
+        raise ValueError(
+            "sizes are arrays; strategies of settings are stated one by one; take numbers"
+        )
     return replace(strategy, micro_batch=int(model.batch) // (count * model.accumulate))
+
+
+def state_strategy(model: Transformer, ranks: int) -> Strategy:
+    """State the settings of a Transformer as a strategy.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    ranks : int
+        Ranks that take part [-].
+
+    Returns
+    -------
+    strategy : Strategy
+        Replicas with the micro-batch, the sharing and the checkpoints of the model.
+
+    Raises
+    ------
+    ValueError
+        For a batch that the ranks cannot share evenly, and for one that is an array.
+
+    Examples
+    --------
+    >>> state_strategy(Transformer.gpt2(batch=16, parallel="fsdp", accumulate=2), 4)
+    Strategy(tp=1, pp=1, dp=4, micro_batch=2, zero=3)
+    """
+    return _divide_batch(model, _state_strategy(model, ranks), ranks)
 
 
 def _check_adapters(model: Transformer, stack: Stack) -> None:

@@ -1,0 +1,124 @@
+"""What messages advise where a strategy does not fit: each step frees what it says, and fits if it says
+so."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import perfkit as pk
+from perfkit.ground.units import format_bytes
+from perfkit.models.optimizers import find_optimizer
+from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.platform import Platform
+from perfkit.prediction.memory import Room
+from perfkit.prediction.next_steps import NextSteps, list_next_steps
+from perfkit.prediction.strategies import price_strategies
+
+GPU = pk.load_platform("h100-sxm-8x4")
+LLAMA = pk.Transformer.preset(
+    "llama-3-8b", batch=64, sequence=4096, layers=16, dtype="bf16", mixed=True, attention="flash2"
+)
+BARE = Platform.from_datasheet(
+    "bare", flops={"bf16": 4e14}, memory=(40e9, 3e12), link=450e9, ranks=8
+)
+
+
+def price(model: pk.Transformer, strategy: pk.Strategy, platform: Platform = GPU) -> float:
+    """Memory of the fullest rank with its reserve [B]."""
+    columns = price_strategies(model, platform, pk.Strategy.stack([strategy]), near=0.0)
+    return float(columns["needs"][0])
+
+
+def ask(strategy: pk.Strategy, memory: float, model: Any = LLAMA, where: Any = GPU) -> NextSteps:
+    """Steps under a stated memory."""
+    return list_next_steps(model, where, strategy, Room.stated(memory))
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        (50e9, ["micro_batch=2", "checkpoint='full'"]),
+        (36e9, ["micro_batch=1"]),
+    ],
+)
+def test_the_mildest_step_of_each_kind_that_fits_is_named(memory: float, words: list[str]) -> None:
+    base = pk.Strategy(dp=16, zero=3, micro_batch=4)
+    steps = ask(base, memory)
+    assert [step.words for step in steps.alone] == words
+    assert not steps.together
+    for step in steps.alone:
+        name, _, value = step.words.partition("=")
+        changed = replace(base, **{name: int(value) if value.isdigit() else value.strip("'")})
+        assert step.freed == pytest.approx(price(LLAMA, base) - price(LLAMA, changed))
+        assert pk.explore(LLAMA, GPU, strategies=[changed], memory=memory).best == changed
+
+
+def test_steps_that_are_not_enough_alone_add_up() -> None:
+    """Micro-batches of one, shards and checkpoints: together they fit, and free what they say."""
+    base = pk.Strategy(dp=16, micro_batch=4)
+    steps = ask(base, 31e9)
+    assert not steps.alone
+    names = [step.words for step in steps.together]
+    assert names == ["micro_batch=1", "zero=3"]
+    assert [step.fits for step in steps.together] == [False, True]
+    after = price(LLAMA, replace(base, micro_batch=1, zero=3))
+    assert sum(step.freed for step in steps.together) == pytest.approx(price(LLAMA, base) - after)
+    freed = format_bytes(steps.together[0].freed)
+    assert steps.advise().startswith(f"take micro_batch=1 (frees {freed}) and then zero=3 (frees ")
+    assert ": fits; or take" in steps.advise()
+
+
+def test_the_workspace_of_an_optimizer_is_the_first_to_go() -> None:
+    """AdamW of all weights at once writes one tensor of all of them; fused it writes none."""
+    model = replace(LLAMA, fused=False, batch=8, sequence=512)
+    base = pk.Strategy(dp=1, zero=0)
+    workspace = 4.0 * 5_041_557_504
+    assert find_optimizer(model.optimizer).name == "adamw"
+    needs = price(model, base, pk.load_platform("h200-sxm-8"))
+    steps = ask(base, needs, model, pk.load_platform("h200-sxm-8"))
+    assert steps.alone[0].words == "fused=True"
+    assert 0.2 * workspace < steps.alone[0].freed <= workspace
+
+
+def test_offload_is_named_where_a_host_is_known_and_has_room() -> None:
+    base = pk.Strategy(dp=8, zero=3, checkpoint="full")
+    known = BARE.with_host_memory(capacity=2e12, bandwidth=400e9, link=25e9)
+    small = BARE.with_host_memory(capacity=1e9, bandwidth=400e9, link=25e9)
+    needs = price(LLAMA, base, BARE)
+    [step] = ask(base, 0.95 * needs, where=known).alone
+    assert step.words == "offload='optimizer'"
+    moved = price(LLAMA, replace(base, offload="optimizer"), known)
+    assert step.freed == pytest.approx(needs - moved)
+    for where in (BARE, small):
+        assert ask(base, 0.95 * needs, where=where) == NextSteps((), ())
+
+
+def test_more_ranks_are_named_while_the_platform_has_them() -> None:
+    base = pk.Strategy(dp=8, zero=3, checkpoint="full", offload="optimizer")
+    [step] = ask(base, 16e9).alone
+    assert step.words == "16 ranks (dp=16)"
+    assert ask(base, 16e9, where=pk.load_platform("h100-sxm-8")) == NextSteps((), ())
+
+
+def test_messages_carry_the_steps() -> None:
+    large = replace(LLAMA, layers=32, fused=True)
+    with keep_quiet():
+        [note] = [
+            text
+            for text in pk.predict(large, GPU, strategy=pk.Strategy(dp=8)).warnings
+            if "does not fit" in text
+        ]
+        [stated] = [
+            text for text in pk.predict(large, GPU, ranks=8).warnings if "does not fit" in text
+        ]
+    assert re.search(
+        r"; take zero=3 \(frees \d+ GB: fits\) or offload='optimizer' with zero=1 \(frees \d+ GB: fits\),",
+        note,
+    )
+    assert "; with strategy=Strategy(tp=1, pp=1, dp=8, micro_batch=8) " in stated
+    with pytest.raises(ValueError, match="fits into") as refusal:
+        pk.explore(replace(LLAMA, layers=80, hidden=8192, heads=64, inner=28672), "h100-sxm-8", 8)
+    message = str(refusal.value)
+    assert re.search(r"the least takes \d+ GB; from Strategy\(.*\) take offload=", message)
