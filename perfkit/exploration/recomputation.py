@@ -44,7 +44,7 @@ def list_cheapest_checkpoints(
     time : array
         Time of each [s].
     fits : array of bool
-        Whether a rank holds each.
+        Whether a rank holds each [-].
     room : Room
         What a rank may use.
     execution, stack : optional

@@ -81,7 +81,7 @@ class Room:
         Returns
         -------
         holds : bool or array of bool
-            Of each.
+            Of each [-].
         """
         fits = np.less_equal(allocated, self.allocated)
         return fits & np.less_equal(np.add(allocated, reserve), self.reserved)
