@@ -66,6 +66,8 @@ def test_a_recipe_runs(
         pytest.importorskip(
             "dask.distributed", reason="no dependency of perfkit: pip install 'dask[distributed]'"
         )
+    if "transformers." in block:
+        pytest.importorskip("transformers", reason="pip install 'perfkit[models]' brings it")
     if "torch" in block or "pk.capture" in block:
         pytest.importorskip("torch", reason="this recipe runs PyTorch")
     (tmp_path / "reference_data").symlink_to(ROOT / "reference_data")

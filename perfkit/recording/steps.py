@@ -386,6 +386,8 @@ def _find_model(given: Any) -> Any:
     if getattr(config, "quantization_config", None):
         warnings.warn(QUANTIZED, stacklevel=3)
     kinds = [package.AutoModelForPreTraining, package.AutoModelForCausalLM, package.AutoModel]
+    if getattr(config, "is_encoder_decoder", False):  # and not its decoder alone
+        kinds = [package.AutoModelForSeq2SeqLM, package.AutoModelForSpeechSeq2Seq, *kinds]
     kind = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
     named = getattr(package, (config.architectures or [""])[0], None)
     if isinstance(named, type) and issubclass(named, nn.Module):
@@ -509,7 +511,8 @@ def capture(
         function that builds it: the step is then forward, backward and optimizer. If transformers
         is installed, one of its configurations, or the config.json or folder of one, is a model
         too: the first of its ``architectures``, else the first that exists of
-        AutoModelForPreTraining, AutoModelForCausalLM and AutoModel.
+        AutoModelForPreTraining, AutoModelForCausalLM and AutoModel; of an encoder with a decoder of
+        AutoModelForSeq2SeqLM and AutoModelForSpeechSeq2Seq.
     inputs : tensor, sequence or mapping, optional
         Arguments of the model.
     optimizer : str

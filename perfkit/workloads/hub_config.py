@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from perfkit.ground.files import LARGEST_TEXT, check_path, check_values, reading
 from perfkit.ground.units import check_choice, escape, read_number, show
+from perfkit.workloads.encoder_decoders import explain_type
 from perfkit.workloads.hub_parts import STORAGE, ConfigError, Values, is_equal
 from perfkit.workloads.hub_types import ALLOWED, IGNORED, MODEL_TYPES, ModelType
 
@@ -131,6 +132,9 @@ def _find_type(place: str, keys: dict[str, Any]) -> ModelType:
         )
     named = f" (architectures {show(architectures)})" if architectures else ""
     name = keys["model_type"]
+    apart = explain_type(keys, "config.json" if place == "config" else place)
+    if apart is not None:
+        raise ConfigError(f"{place}: {apart}")
     if name not in [*MODEL_TYPES]:
         inner = ""
         if isinstance(keys.get("text_config"), dict):

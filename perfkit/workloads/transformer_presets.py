@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from perfkit.ground.files import group_rows
 from perfkit.ground.units import show
+from perfkit.workloads.encoder_decoders import explain_name
 from perfkit.workloads.hub_types import MODEL_TYPES
 
 #: Columns that are fields of a `Transformer`; one that is empty has its default.
@@ -81,7 +82,8 @@ def find_preset(name: Any) -> Preset:
     Raises
     ------
     ValueError
-        If there is none of that name; the message has those that are spelled alike.
+        If there is none of that name; the message has those that are spelled alike, and of encoders
+        with a decoder how to capture them.
 
     Examples
     --------
@@ -92,6 +94,9 @@ def find_preset(name: Any) -> Preset:
     """
     if isinstance(name, str) and name in TRANSFORMERS:
         return TRANSFORMERS[name]
+    apart = explain_name(name)
+    if apart is not None:
+        raise ValueError(f"preset is {apart}")
     near: list[str] = []
     if isinstance(name, str):
         near = [show(close) for close in get_close_matches(name.lower(), TRANSFORMERS, n=3)]
