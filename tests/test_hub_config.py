@@ -612,7 +612,10 @@ REFUSED: list[tuple[Config, str]] = [
     ({**BERT, "architectures": ["BertForSequenceClassification"]}, "BertForMaskedLM"),
     ({**LLAMA_3_8B, "architectures": ["LlamaModel"]}, "a Transformer is LlamaForCausalLM"),
     ({"model_type": "deit", "architectures": ["DeiTForImageClassification"]}, "DeiTForImageClass"),
-    ({"model_type": "t5", "is_encoder_decoder": True}, "model_type is 't5', an encoder with a decoder"),
+    (
+        {"model_type": "t5", "is_encoder_decoder": True},
+        "model_type is 't5', an encoder with a decoder",
+    ),
     ({"model_type": "deepspeech"}, "model_type is 'deepspeech'; known are llama"),
     ({"model_type": "lama"}, "did you mean 'llama'"),
     ({"model_type": "gemma3", "text_config": {}}, "give the dict of text_config"),
