@@ -149,9 +149,14 @@ def with_host_memory(
     memory = known
     if memory is None:
         if capacity is None or bandwidth is None:
+            wanted = "capacity [B] and bandwidth [B/s] of a node"
+            if link is None and not _states_link(platform):
+                wanted = (
+                    "capacity [B] and bandwidth [B/s] of a node, and link, what one rank reaches between its "
+                    "device and the host [B/s], as no datasheet states its PCIe"
+                )
             raise ValueError(
-                f"platform {platform.name!r} knows no memory of its host yet; give capacity [B] and "
-                "bandwidth [B/s] of a node"
+                f"platform {platform.name!r} knows no memory of its host yet; give {wanted}"
             )
         way = _link_by_datasheet(platform, link)
         memory = HostMemory(
@@ -172,6 +177,12 @@ def with_host_memory(
         shown.append(f"a link of {format_rate(way.value, 'B/s')}")
     if sharers is not None:
         count = check_positive("sharers", sharers, integer=True)
+        of_node = platform.network.ranks_per_node
+        if count > of_node:
+            raise ValueError(
+                f"sharers is {count} and a node of platform {platform.name!r} has {of_node} ranks; take at "
+                "most these"
+            )
         memory = replace(memory, sharers=int(count), name="")
         shown.append(f"{count} ranks on a link")
     change = f"host memory of {' and '.join(shown)}"
@@ -183,13 +194,19 @@ def _suppose(name: str, value: float, unit: str) -> Quantity:
     return Quantity(check_base(name, value, unit), unit, "assumed", "what if")
 
 
+def _states_link(platform: Machine) -> bool:
+    """Whether a datasheet states PCIe of the device."""
+    sheet = find_datasheet(platform.device)
+    return sheet is not None and "PCIe" in sheet.links
+
+
 def _link_by_datasheet(platform: Machine, link: float | None) -> Quantity:
     """What a copy reaches over the link to the host: as supposed, or a share of PCIe in the
     datasheet of the device."""
     if link is not None:
         return _suppose("link", link, "B/s")
     sheet = find_datasheet(platform.device)
-    if sheet is None or "PCIe" not in sheet.links:
+    if sheet is None or not _states_link(platform):
         raise ValueError(
             f"no datasheet states PCIe of {platform.device.name}; give link, what one rank reaches "
             "between its device and the host [B/s]"

@@ -14,6 +14,7 @@ from perfkit.platform.kernel_times import ClassifiedKernels, LoneModel, find_lon
 from perfkit.platform.machine import ANY
 from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import Graph, OperationClass, OperationClasses
+from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.vocabulary import pick_attention
 
 #: Widest heads of FlashAttention-3, as its benchmarks run them (arXiv:2407.08608, figure 5), and of
@@ -111,6 +112,35 @@ class ClassifiedOperations(ClassifiedKernels):
     models: tuple[ClassModel, ...]
 
 
+def check_format(platform: Platform, dtype: str) -> None:
+    """Check that a platform has a peak for a number format; errors list those that workloads train in.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where operations run.
+    dtype : str
+        Number format.
+
+    Raises
+    ------
+    ValueError
+        For a format that the platform has no peak for.
+
+    Examples
+    --------
+    >>> from perfkit.platform.gallery import load_platform
+    >>> check_format(load_platform("a100-sxm-8"), "fp8")
+    Traceback (most recent call last):
+    ...
+    ValueError: on a100-sxm-8 dtype is 'fp8'; known are fp64, fp32, tf32, bf16, fp16
+    """
+    if dtype in platform.device.peaks:
+        return
+    trained = [name for name in platform.device.peaks if name in (*ITEMSIZE, "fp8")]
+    check_choice(f"on {platform.name} dtype", dtype, trained)
+
+
 def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> ClassifiedOperations:
     """Find the class of every operation, and what times each class.
 
@@ -133,7 +163,7 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> Classif
     ValueError
         For a format that the platform has no peak for.
     """
-    check_choice(f"on {platform.name} dtype", dtype, platform.device.peaks)
+    check_format(platform, dtype)
     if any(graph.dtypes for graph in graphs):
         kernel_classes, class_of_operation = _list_with_formats(graphs, platform, dtype)
     else:

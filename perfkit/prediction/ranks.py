@@ -10,12 +10,13 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.hardware import Link
-from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
+from perfkit.ground.units import Array, check_positive, check_type, show
 from perfkit.models.experts import DISPATCH
 from perfkit.models.offload import HOST_WORK
 from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
+from perfkit.prediction.classes import check_format
 from perfkit.prediction.cost import HostTimes, price_hosts
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph
@@ -218,7 +219,7 @@ def resolve_workload(
     if count > platform.network.ranks:
         most = f"platform {platform.name!r} has {platform.network.ranks}"
         raise ValueError(f"ranks is {count}; {most}; {advise_nodes(platform, count)}")
-    check_choice(f"on {platform.name} dtype", source.dtype, platform.device.peaks)
+    check_format(platform, source.dtype)
     if execution is not None:  # a missing value of pandas cannot be compared
         check_type("execution", execution, str)
     on_cpu = platform.device.kind == "cpu"

@@ -29,7 +29,13 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.layer_kinds import list_kinds
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.stack import STACKS, Stack, apply_stack, name_usual_stacks
-from perfkit.workloads.strategy import Strategy, explain_fit, list_fits, spread_chunks
+from perfkit.workloads.strategy import (
+    Strategy,
+    check_strategy_type,
+    explain_fit,
+    list_fits,
+    spread_chunks,
+)
 from perfkit.workloads.transformer import MOST_PASSES, MOST_RECORDED, Transformer
 
 #: Communicators of a rank and its host, behind those of stages: updates, copies of weights that come
@@ -642,7 +648,7 @@ def _list_neighbours(rank: int, s: Strategy) -> list[tuple[int, int]]:
 def check_strategy(model: Any, s: Strategy) -> Strategy:
     """Check that a strategy is a single one and divides a Transformer; else a ValueError."""
     check_type("workload", model, Transformer)
-    check_type("strategy", s, Strategy)
+    check_strategy_type(s)
     if any(np.ndim(value) for value in vars(s).values()):
         raise ValueError(
             f"strategy is {show(s)}; it must be a single one; predict each alone, or use pk.explore"

@@ -372,10 +372,18 @@ def check_checkpoints_of(model: Transformer, strategies: Strategy) -> None:
     Raises
     ------
     ValueError
-        For parts that no layer has, and for some layers of several kinds.
+        For parts that no layer has, for more layers than there are, and for some layers of several
+        kinds.
     """
     for name in np.unique(strategies.checkpoint).tolist():
         check_checkpoint(model, name)
+    too_many = strategies.is_partial & np.greater(strategies.checkpoint_layers, model.all_layers)
+    if np.any(too_many):
+        wrong = np.broadcast_to(strategies.checkpoint_layers, np.shape(too_many))[too_many][0]
+        raise ValueError(
+            f"checkpoint_layers is {wrong:g} and the model has {model.all_layers} layers; take at most "
+            "these, or leave it out for all of them"
+        )
     if np.any(strategies.settle_checkpoints(model.all_layers).is_partial) and has_unlike_layers(
         model
     ):

@@ -87,11 +87,12 @@ def _read_file(config: Any) -> tuple[str, dict[str, Any]]:
             f"config is {show(config)}; it must be the path of a config.json or of its folder, or a dict"
         )
     path = check_path("config", config)
-    with reading(str(path), _ADVICE):
+    advice = _advise(str(path))
+    with reading(str(path), advice):
         path = path.expanduser()
         if path.is_dir():
             path = path / "config.json"
-    with reading(str(path), _ADVICE, most=LARGEST_TEXT):
+    with reading(str(path), advice, most=LARGEST_TEXT):
         text = Path(path).read_text(encoding="utf-8-sig")
         check_values(text, str(path))
         keys = json.loads(text)
@@ -99,6 +100,16 @@ def _read_file(config: Any) -> tuple[str, dict[str, Any]]:
             raise ValueError(f"it holds {show(keys, 40)}, not an object")
         _check_json("", keys, 0)
     return escape(path, 200), keys
+
+
+def _advise(path: str) -> str:
+    """What to do next if a file cannot be read: download it, where its name is that of a model of the Hub
+    and nothing lies there."""
+    owner, _, model = path.removesuffix("/config.json").partition("/")
+    is_name = owner.strip(".~") != "" and model != "" and "/" not in model
+    if is_name and not model.endswith(".json") and not os.path.exists(path):
+        return f"{_ADVICE}, as after `hf download {owner}/{model} config.json --local-dir {model}`"
+    return _ADVICE
 
 
 def _check_json(place: str, value: Any, level: int) -> None:

@@ -18,7 +18,7 @@ from perfkit.workloads.fp8 import RECIPES
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.sizes import check_ranks
-from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.strategy import Strategy, check_strategy_type
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
 
@@ -442,7 +442,8 @@ def apply_stack(
     Software that keeps fp32 masters or buffers of gradients beside a whole model is priced as a
     strategy, also where none is given.
     """
-    check_type("strategy", strategy, Strategy | None)
+    if strategy is not None:
+        check_strategy_type(strategy)
     check_type("execution", execution, str | None)
     _check_ranks_of_strategy(strategy, ranks)
     if stack is None:
@@ -958,7 +959,7 @@ def name_usual_stacks(workload: Any, strategy: Strategy | None, execution: str |
     if strategy is None:
         shares = getattr(first, "parallel", PARALLEL[0]) != PARALLEL[0]
         return [f"{'fsdp' if shares else 'ddp'}{suffix}"]
-    check_type("strategy", strategy, Strategy)
+    check_strategy_type(strategy)
     megatron = "megatron-te" if getattr(first, "dtype", "") == "fp8" else "megatron"
     # where the optimizer is updated depends on the software, where activations wait does not
     offload = np.where(np.equal(strategy.offload, "activations"), "none", strategy.offload)

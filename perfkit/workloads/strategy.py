@@ -56,7 +56,7 @@ class Strategy:
         Sequences of a replica in one pass [-].
     schedule : str
         Order of the passes of a stage: ``gpipe``, ``1f1b``, ``interleaved``, ``breadth_first`` or
-        ``zero_bubble`` (H1).
+        ``zero_bubble`` (H1). With one stage, ``zero_bubble`` is ``1f1b``.
     chunks : int
         Chunks of layers of each stage; above 1 only for ``interleaved`` and ``breadth_first`` [-].
     first_layers, last_layers : int
@@ -73,7 +73,8 @@ class Strategy:
         selective checkpoints by operation.
     checkpoint_layers : int
         Layers of each chunk that do so, the first ones, as Megatron's ``--recompute-method block``
-        with ``--recompute-num-layers``; by default all of them [-].
+        with ``--recompute-num-layers``; by default all of them. With checkpoint ``none``, and for more
+        layers than the model has, an error [-].
     zero : int
         What replicas share (ZeRO): nothing (0); states of the optimizer (1); gradients too, reduced
         after each micro-batch (2); weights too, gathered for each micro-batch (3) [-].
@@ -81,7 +82,8 @@ class Strategy:
         Replicas of a group that share what `zero` says (hybrid sharding); it divides `dp`; 0 for
         all replicas [-].
     sequence_parallel : bool
-        Whether the ranks of `tp` also share the tokens of all operations that are no products.
+        Whether the ranks of `tp` also share the tokens of all operations that are no products; of no
+        effect at ``tp=1``.
     cp_kind : str
         How ranks of `cp` attend to the tokens of the others; of no effect at ``cp=1``. ``ring``: keys
         and values go around a ring beside attention, of which each rank has an equal share (head and
@@ -92,13 +94,13 @@ class Strategy:
         See `perfkit.prediction.strategy_passes.context_parallel_time`.
     two_level : bool
         Whether tokens for experts are first gathered in each node (Tutel, arXiv:2206.03382, section
-        3.4), where the ranks of `ep` fill several nodes.
+        3.4), where the ranks of `ep` fill several nodes; of no effect otherwise.
     overlap : bool
         Whether gradients are reduced and weights gathered while layers compute.
     tiled : bool
         Whether the ranks of `tp` exchange tiles of a product while other tiles compute
         (asynchronous tensor parallel, userbuffers of Transformer Engine), each message of a layer
-        beside its own products; see `perfkit.prediction.tiles`.
+        beside its own products; of no effect at ``tp=1``; see `perfkit.prediction.tiles`.
     buffers : bool
         Whether gradients are added up, also those of a single micro-batch, in buffers that live
         through the iteration and are reduced as they are, as in Megatron-LM. Otherwise replicas of
@@ -109,10 +111,12 @@ class Strategy:
     dispatch : str
         How tokens go to experts and come back. ``all_to_all``: a copy for each expert of a token.
         ``once``: each token once to each node, and there once to each rank that holds one of its
-        experts, as DeepEP and HybridEP do.
+        experts, as DeepEP and HybridEP do. Of no effect at ``ep=1``; of dense models an error, as all
+        that is said of experts.
     overlap_experts : bool
         Whether tokens of one micro-batch go to experts while the kernels of another run, a forward
-        pass beside a backward pass (Megatron's ``--overlap-moe-expert-parallel-comm``).
+        pass beside a backward pass (Megatron's ``--overlap-moe-expert-parallel-comm``); of no effect
+        at ``ep=1``.
     offload : str
         What lies in the memory of the host. ``optimizer``: states of the optimizer and fp32
         weights; gradients are copied to the host as they are reduced, the host updates, and weights
@@ -220,6 +224,13 @@ class Strategy:
             )
         self._check_experts()
         self._check_offload()
+        without = np.equal(self.checkpoint, "none") & np.greater(self.checkpoint_layers, 0)
+        if np.any(without & self.is_partial):
+            wrong = np.broadcast_to(self.checkpoint_layers, np.shape(without))[without][0]
+            raise ValueError(
+                f"checkpoint_layers is {wrong:g} and checkpoint 'none', which computes nothing again; take "
+                "checkpoint='full' or another form, or leave checkpoint_layers out"
+            )
         if np.any((self.chunks > 1) & ~np.isin(self.schedule, CHUNKED)):
             fault = f"chunks is {self.chunks} with schedule {self.schedule!r}"
             raise ValueError(
@@ -548,6 +559,39 @@ class Strategy:
         return replace(self, **chosen)
 
 
+def check_strategy_type(value: Any) -> Strategy:
+    """Check that a value is a `Strategy`.
+
+    Parameters
+    ----------
+    value : object
+        The argument ``strategy``.
+
+    Returns
+    -------
+    strategy : Strategy
+        The same.
+
+    Raises
+    ------
+    ValueError
+        For anything else.
+
+    Examples
+    --------
+    >>> check_strategy_type("fsdp")
+    Traceback (most recent call last):
+    ...
+    ValueError: strategy is 'fsdp'; it must be a Strategy, such as Strategy(dp=8, zero=3) for FSDP on 8 ranks
+    """
+    if not isinstance(value, Strategy):
+        raise ValueError(
+            f"strategy is {show(value)}; it must be a Strategy, such as Strategy(dp=8, zero=3) for FSDP on 8 "
+            "ranks"
+        )
+    return value
+
+
 def _check_names(key: str, value: Any, known: Collection[str]) -> Any:
     """Check a name, or an array of names."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
@@ -808,9 +852,9 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     spread = spread_chunks(model.all_layers, s)
     first_fits = np.logical_not(stated.first) | (spread.first >= 0)
     last_fits = np.logical_not(stated.last) | (spread.last >= 0)
-    experts_divide = (s.ep == 1) | ((model.experts or 1) % s.ep == 0)
-    # ranks share the products of experts that are there
-    has_products = np.less_equal(s.etp, 1) | (model.experts > 0)
+    experts_fit = (s.ep == 1) | ((model.experts or 1) % s.ep == 0)
+    if not model.experts:  # nothing that is said of experts has an effect
+        experts_fit = np.logical_not(_find_experts_stated(s))
     # first dense layers go with the embeddings on the first stage
     of_first_chunk = spread.count_layers(s, 0, 0)
     holds_dense = (model.dense_layers == 0) | np.equal(s.pp, 1)
@@ -826,7 +870,7 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     return {
         "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
-        "experts": experts_divide & has_products,
+        "experts": experts_fit,
         "batch": is_whole & (np.logical_not(interleaves) | stages_divide),
         "layers": enough & first_fits & last_fits,
         "dense_layers": holds_dense,
@@ -834,6 +878,12 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         "optimizer_in_backward": hooks_fit,
         "patch": shares_no_tokens | (model.patch == 0),
     }
+
+
+def _find_experts_stated(s: Strategy) -> Any:
+    """Find which strategies say something of experts."""
+    sends = np.not_equal(s.dispatch, "all_to_all") | s.two_level | s.overlap_experts
+    return np.greater(s.ep, 1) | np.greater(s.etp, 1) | sends
 
 
 def explain_fit(name: str, model: Any, s: Strategy) -> str:
@@ -873,7 +923,9 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
     if name == "sequence":
         return f"cp, {s.cp}, and tp with sequence_parallel, {s.tp}, must divide it"
     if name == "experts":
-        return f"ep, {s.ep}, must divide it, and etp, {s.etp}, needs experts"
+        if model.experts:
+            return f"ep, {s.ep}, must divide it"
+        return "a dense model has none: leave ep, etp, dispatch, two_level and overlap_experts out"
     if name == "optimizer_in_backward":
         return (
             "hooks that update weights are modelled on one rank with one micro-batch: take dp 1, a "

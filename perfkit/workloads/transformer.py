@@ -511,6 +511,11 @@ class Transformer:
         self._check_images()
         self._check_experts()
         _check_recipe(self.fp8_recipe, self.dtype)
+        for key in ("fp8_gathers", "keeps_fp8"):
+            if getattr(self, key) and self.dtype != "fp8":
+                raise ValueError(
+                    f"{key} is True and dtype {self.dtype!r}; take dtype='fp8', or leave {key} out"
+                )
         recipe = RECIPES[self.fp8_recipe]
         if self.fp8_gathers and (recipe.casts_again or recipe.cast.copies > 1):
             raise ValueError(
@@ -1242,6 +1247,17 @@ def _describe_checkpoint(model: Transformer) -> str:
 def _check_checkpoint(model: Transformer) -> bool | str:
     """Check what the backward pass computes again; ``full`` is True, and ``none`` False."""
     check_type("checkpoint", model.checkpoint, bool | str)
+    is_stated = 0 < model.checkpoint_layers < EVERY_LAYER
+    if is_stated and model.checkpoint in (False, "none"):
+        raise ValueError(
+            f"checkpoint_layers is {model.checkpoint_layers} without a checkpoint, which computes nothing "
+            "again; take checkpoint=True or a name, or leave checkpoint_layers out"
+        )
+    if is_stated and model.checkpoint_layers > model.layers:
+        raise ValueError(
+            f"checkpoint_layers is {model.checkpoint_layers} and layers {model.layers}; take at most these, "
+            "or leave it out for all of them"
+        )
     is_partial = model.checkpoint_layers < model.layers
     passes = model.layers * model.accumulate
     if model.checkpoint and is_partial and passes > MOST_RECORDED:

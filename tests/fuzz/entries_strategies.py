@@ -47,12 +47,16 @@ def compare_shardings(rng: Rng, folder: Path) -> Any:
     """A sharding of the builder is the same strategy, on the event loop and in closed form."""
     accumulate = int(choose(rng, (1, 3)))
     sharding = str(choose(rng, SHARDINGS))
+    checkpoint = choose(rng, (False, True, "norms", "activation", "attention+norms"))
+    checkpoint_layers = int(choose(rng, (EVERY_LAYER, EVERY_LAYER, 1, 2)))
+    if not checkpoint:
+        checkpoint_layers = EVERY_LAYER
     model = draw_model(
         rng,
         64 * accumulate,
         accumulate=accumulate,
-        checkpoint=choose(rng, (False, True, "norms", "activation", "attention+norms")),
-        checkpoint_layers=int(choose(rng, (EVERY_LAYER, EVERY_LAYER, 1, 2))),
+        checkpoint=checkpoint,
+        checkpoint_layers=checkpoint_layers,
         experts=int(choose(rng, (0, 0, 4, 8))),
     )
     strategy = pk.Strategy(
