@@ -20,6 +20,8 @@ from perfkit.prediction.memory import Room
 from perfkit.prediction.micro_batches import size_micro_batch
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
+from perfkit.prediction.stage_blocks import Communicator
+from perfkit.prediction.stages import make_stages
 from perfkit.prediction.strategies import NEAR, PARTS, price_strategies
 from perfkit.workloads.blocks import record_forward
 from perfkit.workloads.dlrm import DLRM
@@ -421,6 +423,43 @@ def test_hybrid_sharding_has_its_name() -> None:
     assert with_tensors == Strategy(
         tp=4, dp=32, zero=3, shards=2, sequence_parallel=True, micro_batch=2
     )
+    mesh = Strategy.hsdp(shards=2, replicas=16, tp=4, sequence_parallel=True, micro_batch=2)
+    assert mesh == with_tensors
+
+
+def test_hybrid_shards_with_tensors_are_those_of_a_node() -> None:
+    """Two groups of two ranks, four ranks apart, on nodes of eight: weights in bf16 are gathered in a node,
+    gradients in fp32 reduced there, and each shard of them once more across the nodes."""
+    model = Transformer.preset(
+        "llama-2-7b",
+        batch=8,
+        sequence=48,
+        layers=2,
+        hidden=128,
+        heads=8,
+        kv_heads=4,
+        inner=320,
+        vocabulary=1024,
+        dtype="bf16",
+        mixed=True,
+    )
+    strategy = Strategy.hsdp(shards=2, replicas=2, tp=4, micro_batch=2)
+    graph = make_stages(model, load_without_levels("a100-sxm-8x2"), strategy)[0]
+    assert graph.groups[Communicator.REPLICAS] == (0, 4)
+    assert graph.groups[Communicator.ACROSS] == (0, 8)
+    numbers = (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 320) / 4 + 2 * 128
+    nbytes = graph.column("nbytes")
+    groups = graph.column("group")
+    sent = set()
+    for place in graph.collectives.tolist():
+        label = graph.labels[place]
+        if label.module == "layers.0" and label.phase == "backward":
+            sent.add((label.name, groups[place], nbytes[place]))
+    assert sent == {
+        ("all_gather", Communicator.REPLICAS, 2 * numbers),
+        ("reduce_scatter", Communicator.REPLICAS, 4 * numbers),
+        ("all_reduce", Communicator.ACROSS, 4 * numbers / 2),
+    }
 
 
 @pytest.mark.parametrize(
@@ -431,6 +470,9 @@ def test_hybrid_sharding_has_its_name() -> None:
         ({"ranks": 64, "shards": 8, "dp": 2}, "dp is 2, which hybrid sharding sets; leave it out"),
         ({"ranks": 64, "shards": 8, "zero": 2}, "zero is 2, which hybrid sharding sets"),
         ({"ranks": 0, "shards": 8}, "ranks is 0"),
+        ({"shards": 8}, "ranks is None and replicas None; give one of them"),
+        ({"ranks": 64, "shards": 8, "replicas": 8}, "ranks is 64 and replicas 8; give one of them"),
+        ({"shards": 8, "replicas": 0}, "replicas is 0"),
     ],
 )
 def test_hybrid_sharding_names_what_does_not_fit(settings: dict[str, Any], message: str) -> None:

@@ -461,17 +461,27 @@ class Strategy:
         return np.where(self.sequence_parallel, self.tp, 1)
 
     @classmethod
-    def hsdp(cls, ranks: int, *, shards: int, **settings: Any) -> "Strategy":
+    def hsdp(
+        cls,
+        ranks: int | None = None,
+        *,
+        shards: int,
+        replicas: int | None = None,
+        **settings: Any,
+    ) -> "Strategy":
         """Hybrid sharding (HSDP): groups of ranks share weights, gradients and states of the
         optimizer, and each group is a replica of the others, as with a mesh of two dimensions of
         PyTorch's `fully_shard`.
 
         Parameters
         ----------
-        ranks : int
-            Ranks that take part [-].
+        ranks : int, optional
+            Ranks that take part; by default those of all `replicas` [-].
         shards : int
-            Ranks of a group that share weights, such as those of a node over `tp` [-].
+            Ranks of a group that share weights, such as those of a node over `tp`; those of `cp` share
+            them, too [-].
+        replicas : int, optional
+            Groups, in place of `ranks`: the first size of the mesh [-].
         **settings : int, str or bool
             Further fields of `Strategy`, such as ``tp=8``; not `dp` and `zero` [-].
 
@@ -483,12 +493,18 @@ class Strategy:
         Raises
         ------
         ValueError
-            For ranks that the other sizes do not divide, and for fields that hybrid sharding sets.
+            For ranks that the other sizes do not divide, for both or neither of `ranks` and
+            `replicas`, and for fields that hybrid sharding sets.
 
         Examples
         --------
         >>> Strategy.hsdp(64, shards=8)
         Strategy(tp=1, pp=1, dp=64, zero=3, shards=8)
+
+        Torchtitan's ``data_parallel_replicate_degree`` of 4 and ``data_parallel_shard_degree`` of 2:
+
+        >>> Strategy.hsdp(shards=2, replicas=4, tp=8).ranks
+        64
         >>> Strategy.hsdp(512, shards=8, tp=8, sequence_parallel=True).dp
         64
         """
@@ -498,8 +514,17 @@ class Strategy:
                     f"{key} is {show(settings[key])}, which hybrid sharding sets; leave it out, or spell "
                     "the strategy out: Strategy(dp=64, zero=3, shards=8)"
                 )
-        count = check_size("ranks", ranks, 2.0**35)
+        if (ranks is None) == (replicas is None):
+            raise ValueError(
+                f"ranks is {show(ranks)} and replicas {show(replicas)}; give one of them, as "
+                "Strategy.hsdp(64, shards=8) or Strategy.hsdp(shards=8, replicas=8)"
+            )
         others = cls(**settings)
+        if replicas is not None:
+            groups = check_size("replicas", replicas, 2.0**20)
+            of_group = check_size("shards", shards, 2.0**20)
+            return replace(others, dp=groups * of_group, zero=3, shards=of_group)
+        count = check_size("ranks", ranks, 2.0**35)
         of_model = others.tp * others.pp * others.cp
         if count % of_model:
             raise ValueError(
