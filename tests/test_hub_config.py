@@ -506,7 +506,9 @@ def test_roberta_counts_positions_behind_the_token_that_pads() -> None:
 
 
 def test_a_configuration_is_the_preset_of_the_same_model() -> None:
-    read = pk.Transformer.from_config(LLAMA_3_8B, batch=16, name="llama-3-8b", dtype="bf16")
+    read = pk.Transformer.from_config(
+        LLAMA_3_8B, batch=16, sequence=8192, name="llama-3-8b", dtype="bf16"
+    )
     assert read == pk.Transformer.preset("llama-3-8b", batch=16, dtype="bf16")
     large = {**GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48}
     read = pk.Transformer.from_config(large, name="gpt2-xl", dropout=0.0)
@@ -542,7 +544,7 @@ def test_what_is_left_out_is_the_default_of_the_class() -> None:
 def test_fields_that_are_given_win() -> None:
     read = pk.Transformer.from_config(LLAMA_3_8B, layers=2, sequence=128, optimizer="sgd")
     assert (read.layers, read.sequence, read.optimizer) == (2, 128, "sgd")
-    assert pk.Transformer.from_config(LLAMA_3_8B).sequence == 8192
+    assert pk.Transformer.from_config(LLAMA_3_8B).sequence == 4096
     assert pk.Transformer.from_config(LLAMA_3_8B, positions=256).sequence == 256
     assert pk.Transformer.from_config(BERT).sequence == 128
     with pytest.raises(ValueError, match=r"argument is 'layer'; .*did you mean 'layers'"):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import perfkit as pk
@@ -54,6 +55,37 @@ def test_each_number_says_where_it_is_published() -> None:
         assert row["date"].isdecimal(), name
         if row["parameters"]:
             assert int(row["rounding"]) < int(row["parameters"]) / 50, name
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence"),
+    [
+        ("deepseek-v3", 4096),
+        ("llama-3-8b", 8192),
+        ("llama-3.1-405b", 8192),
+        ("mixtral-8x7b", 32768),
+        ("gpt-oss-20b", 4096),
+        ("gpt3-175b", 2048),
+        ("bert-large", 128),
+        ("vit-l16", 197),
+    ],
+)
+def test_sequences_are_those_of_the_first_training(name: str, sequence: int) -> None:
+    """As published; else all positions, 4,096 at most; of a BERT 128, of an image its patches."""
+    assert pk.Transformer.preset(name).sequence == sequence
+
+
+def test_a_model_with_fewer_positions_has_shorter_sequences() -> None:
+    assert pk.Transformer.preset("llama-3-8b", positions=1024).sequence == 1024
+    arrays = pk.Transformer.preset("llama-3-8b", positions=np.array([1024, 65536]))
+    assert np.asarray(arrays.sequence).tolist() == [1024, 8192]
+
+
+def test_each_published_sequence_is_of_a_preset_and_has_its_source() -> None:
+    for name, [row] in group_rows("model", "published", "training_sequences.csv").items():
+        assert int(row["sequence"]) <= TRANSFORMERS[name].fields["positions"], name
+        assert row["source"], name
+        assert row["date"].isdecimal(), name
 
 
 #: Keys that say the same as a field of a `Transformer`.

@@ -35,6 +35,10 @@ from perfkit.workloads.transformer_presets import TRANSFORMERS, find_preset
 
 #: Fields of published models, by name.
 PRESETS = {name: preset.fields for name, preset in TRANSFORMERS.items()}
+#: Most tokens of a sequence where nobody says how many: the first pre-training of DeepSeek-V2 and V3,
+#: Kimi K2, Qwen2.5, Qwen3 and Phi-4, whose positions are for later stages
+#: (reference_data/published/training_sequences.csv) [-].
+USUAL_SEQUENCE = 4096
 #: Fields that make a model another one than its preset, which then loses its name.
 SHAPE = (
     "layers",
@@ -853,8 +857,9 @@ class Transformer:
         batch : int
             Sequences over all ranks [-].
         sequence : int, optional
-            Tokens of one sequence; by default as many as the model has positions, and 128 for BERT
-            [-].
+            Tokens of one sequence; by default those of its pre-training where they are published
+            (reference_data/published/training_sequences.csv), as 8,192 of Llama 3.1 and 4,096 of
+            DeepSeek-V3, else as many as the model has positions, 4,096 at most; 128 for BERT [-].
         **changes : int or str
             Further fields of `Transformer` that differ from the preset; images of another size take
             `vit` [-].
@@ -872,13 +877,14 @@ class Transformer:
         preset = find_preset(name)
         _check_changes(changes)
         values = dict(preset.fields)
-        plain = cls(name, preset.causal, 1, _find_usual_sequence(preset.causal, values), **values)
+        usual = _find_usual_sequence(preset.causal, values, preset.sequence)
+        plain = cls(name, preset.causal, 1, usual, **values)
         shape = changes.keys() & set(SHAPE)
         for key in shape & {"layers", *SIZES}:
             check_size(key, changes[key])
         values |= changes
         if sequence is None:
-            sequence = _find_usual_sequence(plain.causal, values)
+            sequence = _find_usual_sequence(plain.causal, values, preset.sequence)
         values["sequence"] = sequence
         # compared once the model has checked them: other types answer no comparison
         model = cls(name, plain.causal, batch, **values)
@@ -909,8 +915,8 @@ class Transformer:
         batch : int
             Sequences over all ranks [-].
         sequence : int, optional
-            Tokens of one sequence; by default as many as the model has positions, and 128 for BERT
-            [-].
+            Tokens of one sequence; by default as many as the model has positions, 4,096 at most, as
+            a file does not say what it was trained on; 128 for BERT [-].
         name : str, optional
             Name of the model; by default its ``model_type``.
         **changes : int or str
@@ -1145,12 +1151,16 @@ def count_image_tokens(image: int, patch: int) -> int:
     return int((image // patch) ** 2 + 1)
 
 
-def _find_usual_sequence(causal: bool, values: dict[str, Any]) -> int:
-    """Tokens of a sequence where nobody says it: all positions, of a BERT 128 [-]."""
-    if causal or values.get("patch"):
-        usual: int = values["positions"]
-        return usual
-    return 128
+def _find_usual_sequence(causal: bool, values: dict[str, Any], published: int | None = None) -> Any:
+    """Tokens of a sequence where nobody says it: as published, at most all positions; else 4,096 at
+    most, of a BERT 128, of an image its patches [-]."""
+    if values.get("patch"):
+        return values["positions"]
+    if not causal:
+        return 128
+    most = USUAL_SEQUENCE if published is None else published
+    usual = np.minimum(values["positions"], most)
+    return usual if usual.ndim else int(usual)
 
 
 def _check_changes(changes: dict[str, Any]) -> None:

@@ -31,6 +31,9 @@ class Preset(NamedTuple):
         Fields of a `Transformer`; those that are missing have its defaults.
     parameters : int or None
         Published number of parameters; None if the name alone says how many there are [-].
+    sequence : int or None
+        Tokens of the sequences that it was first trained on, as published; None if nobody says or the
+        rule of `perfkit.workloads.transformer.Transformer.preset` is meant [-].
     rounding : int
         Unit of the last published digit, below which a number may be rounded or cut; 0 for one that
         is exact [-].
@@ -40,7 +43,15 @@ class Preset(NamedTuple):
     causal: bool
     fields: dict[str, Any]
     parameters: int | None
+    sequence: int | None
     rounding: int
+
+
+#: Sequences that models were first trained on, where these are not all of their positions.
+_SEQUENCES = {
+    name: int(row["sequence"])
+    for name, [row] in group_rows("model", "published", "training_sequences.csv").items()
+}
 
 
 def _read_preset(row: dict[str, str]) -> Preset:
@@ -56,7 +67,14 @@ def _read_preset(row: dict[str, str]) -> Preset:
     parameters = None
     if row["parameters"]:
         parameters = int(row["parameters"])
-    return Preset(row["type"], kind.causal, fields, parameters, int(row["rounding"] or 0))
+    return Preset(
+        model_type=row["type"],
+        causal=kind.causal,
+        fields=fields,
+        parameters=parameters,
+        sequence=_SEQUENCES.get(row["model"]),
+        rounding=int(row["rounding"] or 0),
+    )
 
 
 #: Published models by name.
