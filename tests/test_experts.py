@@ -72,7 +72,10 @@ DEEPEP = {
     "16 B200": (16, 2, 900, 50, 90, 91),
     "8 B200": (8, 1, 900, 50, 726, 740),
     "8 B200, 24 multiprocessors": (8, 1, 900, 50, 643, 675),
+    "64 H800, four groups": (64, 8, 200, 50, 51, 50),
 }
+#: DeepSeek-V3: four of eight groups of experts.
+LIMITED = {"expert_groups": 8, "top_groups": 4}
 
 
 @pytest.mark.parametrize("name", DEEPEP)
@@ -80,12 +83,53 @@ def test_tokens_sent_once_take_what_deepep_states(name: str) -> None:
     ranks, nodes, inside, between, *stated = DEEPEP[name]
     link = between if nodes > 1 else inside
     routing: dict[str, Any] = {"experts": 256, "top_k": 8}
+    if name.endswith("four groups"):
+        routing |= LIMITED
     nbytes = dispatched_bytes(
         1.0, ranks=ranks, nodes=nodes, inside=inside, between=between, **routing
     )
     counted = reached_groups(nodes if nodes > 1 else ranks, **routing)
     for figure in stated:
         assert counted * link / nbytes == pytest.approx(figure, rel=0.1)
+
+
+@pytest.mark.parametrize("places", [2, 4, 8, 16, 64])
+def test_a_router_that_takes_some_groups_reaches_fewer_places(places: int) -> None:
+    """As counted of 4,000 tokens of which each takes eight experts of four of eight groups."""
+    rng = np.random.default_rng(0)
+    reached = 0
+    for _ in range(4000):
+        groups = rng.permutation(8)[:4]
+        experts = rng.permutation(128)[:8]
+        chosen = groups[experts // 32] * 32 + experts % 32
+        reached += len({*(chosen * places // 256).tolist()})
+    counted = reached_groups(places, experts=256, top_k=8, **LIMITED)
+    assert counted == pytest.approx(reached / 4000, rel=0.01)
+    assert counted < reached_groups(places, experts=256, top_k=8)
+
+
+def test_groups_of_experts_are_those_of_the_configuration() -> None:
+    model = Transformer.preset("deepseek-v3", batch=1)
+    assert (model.expert_groups, model.top_groups) == (8, 4)
+    sizes = {"batch": 64, "sequence": 4096, "layers": 1, "dense_layers": 0}
+    limited = Transformer.preset("deepseek-v3", **sizes)
+    free = replace(limited, expert_groups=0, top_groups=0)
+    once = Strategy(dp=64, ep=64, dispatch="once")
+    # 4 (1 - C(96, 8) / C(128, 8)) of 8 nodes, beside 8 (1 - C(224, 8) / C(256, 8))
+    cluster = load_platform("h100-sxm-8").with_nodes(8)
+    exchanged = []
+    for model in (limited, free):
+        columns = price_strategies(model, cluster, Strategy.stack([once]))
+        exchanged.append(float(columns["experts"][0]))
+    ratio = exchanged[0] / exchanged[1]
+    assert ratio == pytest.approx(3.634 / 5.298, rel=0.01)
+    for wrong, text in (
+        ({"expert_groups": 7, "top_groups": 2}, "expert_groups is 7; it must divide experts"),
+        ({"expert_groups": 256, "top_groups": 4}, "top_groups is 4; of 256"),
+        ({"expert_groups": 0, "top_groups": 2}, "expert_groups is 0"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            replace(limited, **wrong)
 
 
 def test_tokens_sent_once_cross_nodes_once() -> None:

@@ -100,6 +100,8 @@ FIELDS = {
     "n_shared_experts": "shared_experts",
     "shared_expert_intermediate_size": "shared_width",
     "first_k_dense_replace": "dense_layers",
+    "n_group": "expert_groups",
+    "topk_group": "top_groups",
     "num_kv_heads": "kv_heads",
     "rotary_dim": "rotary_width",
     "use_parallel_residual": "parallel_mlp",

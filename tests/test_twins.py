@@ -330,6 +330,7 @@ READ = {
 #: again.
 IDLE = {
     *("top_k", "capacity", "imbalance", "fused_permutation", "reduce_dtype"),
+    *("expert_groups", "top_groups"),
     "lora_modules",
     "checkpoint_layers",
 }

@@ -74,6 +74,7 @@ NAMED_ALIKE = {
     "optimizer_in_backward",
     *("qk_norm", "experts", "top_k", "capacity", "imbalance", "fused_permutation"),
     *("expert_width", "shared_experts", "shared_width", "shared_gate", "expert_bias"),
+    *("expert_groups", "top_groups"),
     *("dense_layers", "expert_interval"),
     *("q_lora_rank", "kv_lora_rank", "rope_width", "value_width"),
     *(

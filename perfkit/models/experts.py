@@ -4,7 +4,7 @@ how much more than the average the busiest rank gets."""
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,14 @@ _PLACES = 256
 
 
 @closed_form()
-def reached_groups(groups: Values, *, experts: float, top_k: int) -> Values:
+def reached_groups(
+    groups: Values,
+    *,
+    experts: float,
+    top_k: int,
+    expert_groups: int = 1,
+    top_groups: int = 1,
+) -> Values:
     r"""Expected number of groups of experts that a token goes to.
 
     Parameters
@@ -33,6 +40,9 @@ def reached_groups(groups: Values, *, experts: float, top_k: int) -> Values:
         Experts of a layer [-].
     top_k : int
         Different experts of a token, each as likely as the others [-].
+    expert_groups, top_groups : int, optional
+        Groups of experts that a router makes, and those of them from which all experts of a token
+        are, each group as likely as the others [-].
 
     Returns
     -------
@@ -43,18 +53,58 @@ def reached_groups(groups: Values, *, experts: float, top_k: int) -> Values:
     -----
     .. math:: g \left(1 - \prod_{i=0}^{k-1} \frac{E - E/g - i}{E - i}\right)
 
+    Where a router takes T of G groups first (node-limited routing, arXiv:2412.19437, section 2.1.2),
+    E T / G experts can be chosen, and c of the groups of a router that lie in one of g are among the T
+    with the probability of c hits in T draws without replacement. If g > G, it is E / g experts that
+    lie in one of g, with the probability T / G that their group is taken.
+
     Examples
     --------
     Eight of 256 experts on 16 ranks and on two nodes:
 
     >>> [round(float(reached_groups(groups, experts=256, top_k=8)), 2) for groups in (16, 2)]
     [6.52, 1.99]
+
+    On eight nodes, and there from four of eight groups, as DeepSeek-V3:
+
+    >>> limited = reached_groups(8, experts=256, top_k=8, expert_groups=8, top_groups=4)
+    >>> round(float(reached_groups(8, experts=256, top_k=8)), 2), round(float(limited), 2)
+    (5.3, 3.63)
     """
-    in_group = experts / groups
+    open_to_token = experts * top_groups / expert_groups
+    # of small places, which lie in one group of a router
+    taken = top_groups / expert_groups
+    small = 1.0 - taken * (1.0 - _miss_all(experts / groups, open_to_token, top_k))
+    # of places that hold whole groups of a router, of which some are taken
+    held = expert_groups / np.maximum(groups, 1.0)
+    large = 0.0
+    for hits in range(int(top_groups) + 1):
+        hit = _draw_groups(hits, held, expert_groups, top_groups)
+        of_hits = hits * experts / expert_groups
+        large = large + hit * _miss_all(of_hits, open_to_token, top_k)
+    missed = np.where(np.less(groups, expert_groups), large, small)
+    return groups * (1.0 - missed)
+
+
+def _miss_all(in_place: Values, experts: float, top_k: int) -> Values:
+    """Probability that none of the experts of a token is one of those in a place [-]."""
     missed = 1.0
     for number in range(int(top_k)):
-        missed = missed * np.maximum(experts - in_group - number, 0.0) / (experts - number)
-    return groups * (1.0 - missed)
+        left = np.maximum(experts - number, 1.0)
+        missed = missed * np.maximum(experts - in_place - number, 0.0) / left
+    return missed
+
+
+def _draw_groups(hits: int, held: Values, groups: int, draws: int) -> Values:
+    """Probability that draws of some of the groups, without replacement, hit so many of those that a
+    place holds [-]."""
+    probability = float(math.comb(int(draws), hits))
+    for number in range(int(draws)):
+        chosen = held - number
+        if number >= hits:
+            chosen = groups - held - (number - hits)
+        probability = probability * np.maximum(chosen, 0.0) / (groups - number)
+    return probability
 
 
 @closed_form()
@@ -67,6 +117,8 @@ def dispatched_bytes(
     top_k: int,
     inside: float,
     between: float,
+    expert_groups: int = 1,
+    top_groups: int = 1,
 ) -> Values:
     r"""Bytes on the links of a rank of tokens that go to the ranks of their experts, each once to a
     node and there once to a rank.
@@ -81,6 +133,9 @@ def dispatched_bytes(
         Experts of a layer, and those of a token [-].
     inside, between : float
         Bandwidth of the links of a rank inside its node and to other nodes, one way [B/s].
+    expert_groups, top_groups : int, optional
+        Groups of experts that a router makes, and those to which a token may go, see
+        `reached_groups` [-].
 
     Returns
     -------
@@ -111,13 +166,19 @@ def dispatched_bytes(
     >>> round(float(sent) / 5e10 * 1e3, 2)
     3.62
     """
-    reached_ranks = reached_groups(ranks, experts=experts, top_k=top_k)
+    routing: dict[str, Any] = {
+        "experts": experts,
+        "top_k": top_k,
+        "expert_groups": expert_groups,
+        "top_groups": top_groups,
+    }
+    reached_ranks = reached_groups(ranks, **routing)
     # the rank that a token comes to needs no link to itself
     ranks_of_node = ranks / nodes
     seconds_inside = reached_ranks * (1.0 - 1.0 / ranks_of_node) / (SHARE_INSIDE * inside)
     if nodes == 1:
         return nbytes * inside * seconds_inside
-    reached_nodes = reached_groups(nodes, experts=experts, top_k=top_k)
+    reached_nodes = reached_groups(nodes, **routing)
     seconds_between = reached_nodes * (1.0 - 1.0 / nodes) / (SHARE_BETWEEN * between)
     slower = smooth_maximum(seconds_inside, seconds_between, sharpness=math.inf)
     return nbytes * between * slower

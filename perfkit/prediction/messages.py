@@ -9,6 +9,7 @@ from perfkit.models.experts import dispatched_bytes
 from perfkit.platform.collective_costs import CollectiveCost
 from perfkit.platform.platform import Platform
 from perfkit.prediction.ranks import find_group_cost, find_link_of_dispatch
+from perfkit.workloads.transformer import Transformer
 
 
 class Layout(NamedTuple):
@@ -99,9 +100,7 @@ class MessageTimes:
             times[alike] = self.find_cost(operation, layout, algorithm).time(distinct)[position]
         return times.reshape(nbytes.shape)
 
-    def size_dispatched(
-        self, nbytes: Array, count: Any, stride: Any, *, experts: int, top_k: int
-    ) -> Array:
+    def size_dispatched(self, nbytes: Array, count: Any, stride: Any, model: Transformer) -> Array:
         """Bytes on links of tokens that go to the ranks of their experts once.
 
         Parameters
@@ -110,8 +109,8 @@ class MessageTimes:
             Tokens of a rank for each message, each token counted once [B].
         count, stride : int or array
             Ranks that share experts, and how far they are apart [-].
-        experts, top_k : int
-            Experts of a layer, and those of a token [-].
+        model : Transformer
+            The model, whose routers choose.
 
         Returns
         -------
@@ -135,10 +134,12 @@ class MessageTimes:
                     nbytes,
                     ranks=several,
                     nodes=on_nodes,
-                    experts=experts,
-                    top_k=top_k,
+                    experts=model.experts,
+                    top_k=model.top_k,
                     inside=inside,
                     between=between,
+                    expert_groups=max(model.expert_groups, 1),
+                    top_groups=max(model.top_groups, 1),
                 )
                 sizes = np.where((ranks == several) & (nodes == on_nodes), sent, sizes)
         return sizes

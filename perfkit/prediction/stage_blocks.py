@@ -113,8 +113,7 @@ class KindOfPass:
                 np.array([self.sizes.tokens * self.sizes.load]),
                 s.ep,
                 s.apart_for_experts,
-                experts=model.experts,
-                top_k=model.top_k,
+                model,
             )
             self.dispatched = float(sent[0])
         self.weights = {}

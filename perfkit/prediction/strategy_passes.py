@@ -375,8 +375,7 @@ def expert_parallel_time(case: Case) -> ExpertMessages:
             case.sizes.tokens * case.sizes.load,
             s.ep,
             stride,
-            experts=case.model.experts,
-            top_k=case.model.top_k,
+            case.model,
         )
         message = message + case.messages.time(DISPATCH, sent, np.where(once, s.ep, 1), stride)
     share = share_recomputed(s, case.layers)

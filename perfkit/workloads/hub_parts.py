@@ -551,7 +551,12 @@ def _read_deepseek_experts(values: Values) -> dict[str, Any]:
     dense = _read_count(values, "first_k_dense_replace")
     if dense >= values.read_size("num_hidden_layers"):
         raise values.refuse("first_k_dense_replace", "fewer layers than num_hidden_layers")
+    groups, taken = _read_count(values, "n_group"), _read_count(values, "topk_group")
+    limits = {}
+    if taken < groups and values.keys["topk_method"] != "greedy":
+        limits = {"expert_groups": groups, "top_groups": taken}
     return {
+        **limits,
         "experts": values.read_size("n_routed_experts"),
         "top_k": values.read_size("num_experts_per_tok"),
         "expert_width": values.read_size("moe_intermediate_size"),
@@ -635,7 +640,7 @@ LATENT_ATTENTION = Part(
 DEEPSEEK_EXPERTS = Part(
     (
         *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"),
-        "first_k_dense_replace",
+        *("first_k_dense_replace", "n_group", "topk_group", "topk_method"),
     ),
     _read_deepseek_experts,
 )

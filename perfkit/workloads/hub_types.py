@@ -209,7 +209,7 @@ _DEEPSEEK_V3 = ModelType(
     ignored=(
         *_ANGLES,
         *_ROUTER,
-        *("n_group", "topk_group", "topk_method", "scoring_func", "routed_scaling_factor"),
+        *("scoring_func", "routed_scaling_factor"),
         *("aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "rope_interleave"),
         *("num_key_value_heads", "head_dim"),
     ),
@@ -230,6 +230,8 @@ _DEEPSEEK_V3 = ModelType(
         "moe_intermediate_size": 2048,
         "n_shared_experts": 1,
         "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
         "num_mtp_layers": 1,
         "tie_word_embeddings": False,
     },

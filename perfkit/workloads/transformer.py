@@ -73,6 +73,8 @@ _OF_EXPERTS = {
     "expert_bias": False,
     "dense_layers": 0,
     "expert_interval": 1,
+    "expert_groups": 0,
+    "top_groups": 0,
 }
 #: Fields that nobody checked in models of images, which have their defaults there.
 _OF_LANGUAGE = (
@@ -297,6 +299,11 @@ class Transformer:
         arXiv:2101.03961); 0 for none [-].
     top_k : int
         Experts that a router chooses for each token [-].
+    expert_groups, top_groups : int
+        Groups of experts that a router makes, and those of them from which the experts of a token are
+        (node-limited routing of DeepSeek-V3, arXiv:2412.19437, section 2.1.2, whose groups lie on one
+        node each); 0 for none. They change how many nodes a token is sent to with a `Strategy` of
+        ``dispatch="once"`` [-].
     capacity : float
         Rows in the padded buffer of an expert over the tokens that it gets; 1 where nothing is
         dropped or padded (MegaBlocks, arXiv:2211.15841) [-].
@@ -438,6 +445,8 @@ class Transformer:
     scaled_logits: bool = False
     experts: int = 0
     top_k: int = 1
+    expert_groups: int = 0
+    top_groups: int = 0
     capacity: float = 1.0
     imbalance: float | Sequence[float] = 0.0
     expert_width: int = 0
@@ -479,6 +488,7 @@ class Transformer:
             *("shared_width", "dense_layers", "lora_rank", "padded_positions"),
             *("q_lora_rank", "kv_lora_rank", "rope_width", "value_width"),
             *("window", "global_interval", "rotary_width", "mtp_layers"),
+            *("expert_groups", "top_groups"),
         ):
             count = check_positive(key, getattr(self, key), integer=True, zero=True)
             set_fields(self, **{key: count})
@@ -639,11 +649,27 @@ class Transformer:
                 f"dense_layers is {self.dense_layers} and expert_interval {self.expert_interval}, which leave "
                 f"none of {self.layers} layers with experts; take fewer, or leave experts out"
             )
+        self._check_expert_groups()
         for key in ("shared_width", "shared_gate"):
             if getattr(self, key) and not self.shared_experts:
                 raise ValueError(
                     f"{key} is {show(getattr(self, key))} and shared_experts 0; give shared_experts"
                 )
+
+    def _check_expert_groups(self) -> None:
+        """Check groups of experts from which routers choose; else a ValueError."""
+        groups, taken = self.expert_groups, self.top_groups
+        if groups == taken == 0:
+            return
+        if not groups or self.experts % groups:
+            raise ValueError(
+                f"expert_groups is {groups}; it must divide experts, {self.experts}, if top_groups is stated"
+            )
+        if not 0 < taken <= groups or taken * self.experts // groups < self.top_k:
+            raise ValueError(
+                f"top_groups is {taken}; of {groups} expert_groups take so many that they hold top_k, "
+                f"{self.top_k}, of {self.experts} experts"
+            )
 
     def _check_latent_attention(self) -> None:
         """Check what multi-head latent attention needs, and what it has not; else a ValueError."""

@@ -12,7 +12,8 @@ from perfkit.workloads.hub_types import MODEL_TYPES
 #: Columns that are fields of a `Transformer`; one that is empty has its default.
 _SIZES = (
     *("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "head_width", "inner"),
-    *("experts", "top_k", "expert_width", "shared_experts", "dense_layers"),
+    *("experts", "top_k", "expert_groups", "top_groups"),
+    *("expert_width", "shared_experts", "dense_layers"),
     *("shared_width", "q_lora_rank", "kv_lora_rank", "rope_width", "rotary_width"),
     *("window", "global_interval", "parallel_norms", "patch", "classes"),
 )

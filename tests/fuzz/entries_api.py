@@ -140,6 +140,8 @@ TRANSFORMER = {
     "dropout": (0.0, 0.1, 1.0),
     "experts": (0, 0, 4, 8, 2**20),
     "top_k": (1, 2),
+    "expert_groups": (0, 0, 2),
+    "top_groups": (0, 0, 1, 2),
     "capacity": (1.0, 1.5, 1e3),
     "imbalance": (0.0, 0.5, (1, 2, 3, 4)),
     "fused_permutation": True,
