@@ -135,6 +135,7 @@ def _list_arguments(
     yield "placement", shorten("--quick")
     yield "captures", []
     yield "gpu_vision", []
+    yield "encoders", []
     yield "walk", []
     yield "checks", ["zen3-2"]
     yield "gpu_steps", ["--saved", str(measured / "h100-1.check-1.json")]

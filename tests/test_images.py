@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import perfkit as pk
+from benchmarks.encoders import predict_vit
 from perfkit.ground.files import group_rows
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.memory import measure_memory
@@ -171,33 +172,13 @@ def test_a_configuration_of_another_model_is_refused(changes: dict[str, Any], me
         pk.Transformer.from_config({**VIT_BASE, **changes})
 
 
-def predict_published(device: str, ranks: int) -> pk.Prediction:
-    """ViT-g/14 as NeMo trains it: micro-batches of 64 of 4,096 images, replicas, gradients in
-    buffers; it has 264 tokens, as it fills up the class, for 257 here."""
-    vit = pk.Transformer.vit(
-        "vit-h14",
-        batch=4096,
-        hidden=1408,
-        heads=16,
-        inner=6144,
-        layers=40,
-        dropout=0.1,
-        joined="attention",
-        attention="flash2",
-        dtype="bf16",
-        mixed=True,
-    )
-    strategy = pk.Strategy(dp=ranks, micro_batch=64)
-    return pk.predict(vit, device, ranks=ranks, strategy=strategy, stack="megatron")
-
-
 def test_published_steps_take_longer_by_up_to_a_third() -> None:
-    """Nothing was fitted to them: on one node of A100 the prediction is 15 % too fast, of H100 25 %."""
+    """Nothing was fitted to them: on one node of A100 the prediction is 15 % too fast, of H100 25 %; `python -m benchmarks.encoders` has all."""
     errors = {}
     for device, [row] in group_rows("device", "published", "vit_steps.csv").items():
         if int(row["nodes"]) > 1:
             continue
-        prediction = predict_published(device, int(row["ranks"]))
+        prediction = predict_vit(device, int(row["ranks"]))
         errors[device] = prediction.time * float(row["images_per_s"]) / 4096 - 1.0
     assert errors == {
         "a100-sxm-8": pytest.approx(-0.15, abs=0.03),

@@ -120,7 +120,15 @@ def test_the_picture_is_that_of_the_committed_runs():
 
 
 #: Benchmarks that need more than a few seconds, PyTorch or data that are not committed.
-SLOW = ("left_out", "gpu_networks", "gpu_forms", "gpu_context", "gpu_vision", "gpu_unet")
+SLOW = (
+    "left_out",
+    "gpu_networks",
+    "gpu_forms",
+    "gpu_context",
+    "gpu_vision",
+    "encoders",
+    "gpu_unet",
+)
 
 
 def run_quick_benchmark(words: str) -> str | None:

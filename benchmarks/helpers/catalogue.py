@@ -348,6 +348,15 @@ BENCHMARKS = (
         "GPU iterations that nobody fitted",
     ),
     Benchmark(
+        "encoders",
+        "How far off are published throughputs of a ViT that is built, and of layers of T5 that are captured?",
+        "",
+        11,
+        (Need.TORCH, Need.TRANSFORMERS),
+        _ACCURACY,
+        "Encoders: ViT and T5",
+    ),
+    Benchmark(
         "gpu_unet",
         "How far off are published steps of Stable Diffusion's U-Net on 8 to 128 A100?",
         "",
