@@ -3,7 +3,7 @@
 import gc
 import json
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,18 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         known = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.exists() else {}
         rounded = {test: round(seconds, 2) for test, seconds in spent.items()}
         DURATIONS.write_text(json.dumps(known | rounded, indent=1, sort_keys=True), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def few_calls() -> Iterator[None]:
+    """Small steps are captured by three calls, as large ones are, instead of up to 17.
+
+    For modules that set captured operations beside others: what later calls find is tested in
+    tests/test_recorded_notes.py, and kept answers are made with all of them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("perfkit.recording.steps.USUAL_OPERATIONS", 0)
+        yield
 
 
 @pytest.fixture(scope="session")

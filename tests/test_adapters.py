@@ -21,6 +21,8 @@ torch = pytest.importorskip("torch", reason="the twins need torch: pip install '
 
 from perfkit.recording.modules import make_optimizer  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 RANK = 8
 #: Attributes of the modules of `tests.test_twins` by the names of products.
 ATTRIBUTES = {

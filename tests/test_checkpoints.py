@@ -106,6 +106,8 @@ from perfkit.recording.modules import make_optimizer  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 from tests import test_twins as twins  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 _ATEN = torch.ops.aten
 _PRODUCT = _ATEN.mm.default
 #: Operations that PyTorch runs again for parts of a layer.

@@ -29,7 +29,10 @@ from perfkit.measure.processes import run_processes  # noqa: E402
 from perfkit.recording.exchanges import name_collective  # noqa: E402
 from perfkit.workloads.execution import compile_graph  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("few_calls"),
+    pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning"),
+]
 
 Step = Callable[[], Any]
 

@@ -7,6 +7,8 @@ pytest.importorskip("torch", reason="capturing modules needs torch")
 from benchmarks import gpu_networks
 from benchmarks.helpers.files import find_shared_data
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 
 def test_nets_have_the_size_of_their_publications() -> None:
     """25.6 and 23.8 million weights; 4.1 and 5.7 GFLOP of multiply-adds an image forward, thrice

@@ -22,6 +22,8 @@ torch = pytest.importorskip("torch", reason="the twins need torch: pip install '
 from perfkit.recording.steps import capture  # noqa: E402
 from tests.layer_twins import build_twin  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 PLAIN = Transformer.preset(
     "llama-2-7b",
     batch=4,

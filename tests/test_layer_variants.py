@@ -20,6 +20,8 @@ from torch import nn  # noqa: E402
 from perfkit.recording.modules import make_optimizer  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 SIZES: dict[str, Any] = {
     "batch": 2,
     "sequence": 8,

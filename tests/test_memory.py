@@ -25,7 +25,10 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.golden.steps import ADAMW, SGD, twin  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("few_calls"),
+    pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning"),
+]
 
 BERT, GPT2 = pk.Transformer.bert, pk.Transformer.gpt2
 CPU, GPU = "zen3-2", "h100-sxm-8"

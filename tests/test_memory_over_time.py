@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch", reason="the twins need torch: pip install '
 from tests.golden.steps import twin  # noqa: E402
 from tests.test_plots import read_data  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 LLAMA = pk.Transformer.preset(
     "llama-3-8b", batch=8, sequence=1024, layers=4, dtype="bf16", mixed=True, attention="flash2"
 )

@@ -13,9 +13,12 @@ torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'p
 
 from benchmarks.captures import build  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    find_spec("transformers") is None, reason="pip install 'perfkit[models]' brings it"
-)
+pytestmark = [
+    pytest.mark.usefixtures("few_calls"),
+    pytest.mark.skipif(
+        find_spec("transformers") is None, reason="pip install 'perfkit[models]' brings it"
+    ),
+]
 SMALL = {"layers": 2, "hidden": 64, "heads": 8, "sequence": 32, "batch": 4, "vocabulary": 1000}
 
 

@@ -105,6 +105,8 @@ torch = pytest.importorskip("torch", reason="nets need torch: pip install 'perfk
 from perfkit.measure.iterations import OperationTimer, build_step  # noqa: E402
 from perfkit.recording.convolutions import build_net  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 OPTIMIZERS = ("sgd", "adamw")
 
 

@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch", reason="the twins need torch: pip install '
 
 from perfkit.models.optimizers import find_optimizer  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 
 def build_hooked_llama(model: Transformer) -> Any:
     """The step of a small Llama of `tests.test_twins` whose weights have an optimizer each, as

@@ -35,6 +35,8 @@ from perfkit.workloads.graph import Graph  # noqa: E402
 from perfkit.workloads.vocabulary import VIEWS, walk_tensors  # noqa: E402
 from tests.golden.steps import ADAMW, SGD, Make, mlp, train  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 BF16 = torch.bfloat16
 FP16 = torch.float16
 FP32 = torch.float32

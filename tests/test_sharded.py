@@ -24,6 +24,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from perfkit.recording.modules import build_step  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 SIZES = {"hidden": 64, "heads": 4, "vocabulary": 300, "positions": 48, "sequence": 16, "batch": 48}
 WAYS = ("ddp", "zero1", "zero2", "fsdp")
 TINY = {"hidden": 64, "vocabulary": 304, "positions": 48, "sequence": 16}

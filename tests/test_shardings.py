@@ -31,7 +31,10 @@ from tests.test_sharded import (
     torch,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("few_calls"),
+    pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning"),
+]
 
 SHARDINGS = ("ddp", "zero1", "zero2", "fsdp")
 #: Largest difference of the time of the same program on the same platform [-].

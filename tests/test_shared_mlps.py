@@ -27,6 +27,8 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from perfkit.recording.modules import _Recommendation, build_step  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 SMALL: dict[str, Any] = {
     "rows": [500, 300, 70, 90],
     "dim": 16,

@@ -33,6 +33,8 @@ from perfkit.recording.convolutions import Residual  # noqa: E402
 from perfkit.recording.modules import make_optimizer  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 TABLES = {
     "rows": [3000, 700, 90],
     "dim": 48,
