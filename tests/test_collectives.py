@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from perfkit.models import collectives as c
 from perfkit.models import hierarchy as h
+from perfkit.platform.collective_fits import find_fitted_cost
+from perfkit.platform.gallery import load_platform
 from tests.refusals import Refusal
 
 nbytes = st.floats(0, 1e12)
@@ -358,3 +360,16 @@ def test_operations_that_are_not_known_are_named(case: Refusal) -> None:
 def test_a_fact_holds_of_these_operations_alone(fact: str, names: set[str]) -> None:
     having = {name for name, collective in c.COLLECTIVES.items() if getattr(collective, fact)}
     assert having == names
+
+
+def test_a_node_whose_collectives_are_far_below_its_link_says_so() -> None:
+    """Eight L40S were measured at 0.04 of PCIe, two at 0.64; an H100 reaches 0.7 and more."""
+    for name, ranks, doubted in (
+        ("l40s-8", 8, True),
+        ("l40s-8", 2, False),
+        ("h100-sxm-8", 8, False),
+    ):
+        cost = find_fitted_cost(load_platform(name), "all_gather", ranks)
+        assert cost is not None
+        notes = cost.price(np.array([1e8])).notes
+        assert any("of the link of NVIDIA L40S" in note for note in notes) is doubted

@@ -136,6 +136,8 @@ class FittedCost(CollectiveCost):
         Spread in addition to that of the fits [-].
     note : str, optional
         Why these fits, where none was made on this rank count.
+    doubt : str, optional
+        What is odd about what was measured.
     alternatives : tuple of FittedCost, optional
         Other fits for the same ranks: the smallest spread of all counts.
     """
@@ -146,6 +148,7 @@ class FittedCost(CollectiveCost):
     algorithm: str = ""
     spread: float = 0.0
     note: str = ""
+    doubt: str = ""
     alternatives: tuple["FittedCost", ...] = ()
 
     @property
@@ -195,6 +198,8 @@ class FittedCost(CollectiveCost):
     def _list_notes(self, nbytes: Array) -> tuple[str, ...]:
         """What makes the times less certain than the fits are."""
         notes = []
+        if self.doubt:
+            notes.append(self.doubt)
         if self.note:
             size = format_bytes(max(float(np.max(nbytes, initial=0.0)), MESSAGE_TO_MEASURE))
             notes.append(f"{self.note}; {self._advise(size, self.ranks)}")

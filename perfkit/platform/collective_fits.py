@@ -9,7 +9,7 @@ import numpy as np
 
 from perfkit.fitting import CollectiveModel
 from perfkit.ground.hardware import Link
-from perfkit.ground.units import Array
+from perfkit.ground.units import Array, format_rate
 from perfkit.models import hierarchy
 from perfkit.models.algorithms import ALGORITHMS
 from perfkit.platform.collective_costs import FittedCost, FittedCurve, time_textbook
@@ -19,6 +19,9 @@ from perfkit.platform.machine import Machine
 #: Extra spread per doubling of ranks beyond a law, between two counts, beyond one [-];
 #: docs/formulas.md, table 1.4.
 SIGMA_OF_LAW, SIGMA_BETWEEN_COUNTS, SIGMA_BEYOND_COUNTS = 0.05, 0.1, 0.15
+#: Share of the link of the datasheet below which collectives of a node are doubted [-];
+#: docs/formulas.md, table 1.4.
+SLOW_INSIDE = 0.1
 
 
 def lacks_model(machine: Machine, operation: str, what: str) -> ValueError:
@@ -89,7 +92,8 @@ def find_fitted_cost(
     }
     if ranks in by_count:
         curve = FittedCurve(by_count[ranks], ranks)
-        return FittedCost(operation, ranks, (curve,), algorithm)
+        cost = FittedCost(operation, ranks, (curve,), algorithm)
+        return replace(cost, doubt=_doubt_slow_link(machine, cost))
     # fits inside nodes do not hold across them, and the other way round
     most_inside = math.inf if algorithm == "rail" else machine.network.ranks_per_node
     costs = []
@@ -112,6 +116,24 @@ def find_fitted_cost(
         return None
     costs.sort(key=lambda cost: cost.curves[0].fit.quality == "poor")
     return replace(costs[0], alternatives=tuple(costs[1:]))
+
+
+def _doubt_slow_link(machine: Machine, cost: FittedCost) -> str:
+    """A sentence where ranks of a node were measured with a small part of the bandwidth of their link,
+    which may be the fault of one machine."""
+    link = machine.network.links.get("intra")
+    inside = cost.algorithm != "rail" and cost.ranks <= machine.network.ranks_per_node
+    if link is None or link.bandwidth.kind != "datasheet" or not inside:
+        return ""
+    beta = cost.invert_ring().beta
+    if beta * link.bandwidth.value <= 1.0 / SLOW_INSIDE:
+        return ""
+    share = 1.0 / (beta * link.bandwidth.value)
+    return (
+        f"{cost.operation} on {cost.ranks} ranks was measured at {format_rate(1.0 / beta, 'B/s')}, "
+        f"{share:.0%} of the link of {machine.device.name}, on one machine; others may be much faster: "
+        "time yours with nccl-tests"
+    )
 
 
 def _apply_law(

@@ -307,7 +307,9 @@ class Platform(Machine, Reported):
         variant : Platform
             The platform with so many nodes; collectives between them are composed, see
             `Platform.collective`. An unknown link between nodes is taken from the network adapters
-            in the datasheet of the device.
+            in the datasheet of the device. A platform of the gallery that was measured between nodes,
+            as ``h100-sxm-8x64``, is some per cent slower than ``h100-sxm-8`` with 64 nodes: its link and
+            start-ups are those that were seen.
 
         Raises
         ------
