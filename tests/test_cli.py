@@ -536,7 +536,7 @@ MISTAKES = {
     f"{PREDICT} --mixed": "--mixed is given with --dtype fp32; .* take --dtype bf16 or fp16, or leave",
     f"{PREDICT} --ranks 16": r"take at most 8, or 2 nodes: --platform h100-sxm-8x2$",
     f"{PREDICT} --vp 2": "unrecognized arguments: --vp; .*perfkit predict takes --model, .*--batch",
-    f"{PREDICT} --tp 5": "these ranks cannot share heads of the model, 12; tp must divide it",
+    f"{PREDICT} --tp 5": "these ranks cannot share heads of the model, 12; tp, 5, must divide it",
     f"{PREDICT} --tp 2 --ranks 4": "ranks is 4, and strategy takes 2; leave ranks out",
     f"{PREDICT} --tp 2 --parallel fsdp": "parallel is given; .*--tp, .* say how ranks share",
     f"{PREDICT} --dtype bf16 --mixed --tp 2 --stack ddp": "take --stack fsdp or --stack megatron",
