@@ -116,6 +116,9 @@ class Sizes(NamedTuple):
     widened : array
         Bytes that this copy moves for a number, over those that it moves where gradients are copied
         as they are computed [-].
+    widened_sums : float
+        Bytes that a sum of shards moves, whose gradients were cast before, over those that it moves
+        where gradients are added up as they are computed [-].
     gathered, reduced : array
         Bytes that a copy around a gather and one before a reduction move where ranks share layers or
         sequences, relative to a copy of all sums of gradients; 0 for buffers [-].
@@ -139,6 +142,7 @@ class Sizes(NamedTuple):
     sharers: Array
     straight: np.ndarray
     widened: float
+    widened_sums: float
     gathered: Array
     reduced: Array
     reordered: Array
@@ -208,6 +212,7 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
         sharers=sharers,
         straight=straight,
         widened=(wide + summed) / (itemsize + summed),
+        widened_sums=3 * wide / (2 * wide + itemsize),
         gathered=copied * narrower,
         reduced=copied * reduced,
         reordered=np.where(copied_again, experts, 0.0),
@@ -1357,7 +1362,7 @@ def time_gradient_sums(times: MicroBatchTimes, s: Strategy, sizes: Sizes) -> ByR
     ) -> GradientSums:
         casts_of_part = casts * part_of_unit
         sums_of_part = sums * part_of_unit
-        of_shards = copies.sums.fixed + copies.sums.divided * shard
+        of_shards = copies.sums.fixed + sizes.widened_sums * copies.sums.divided * shard
         return GradientSums(
             whole=Work(
                 sums * region.gradient_sums.device + casts_of_part * copies.casts.device,

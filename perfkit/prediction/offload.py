@@ -1,6 +1,5 @@
 """Offload: what ranks copy to the memory of the host and back, and what the host updates."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -86,8 +85,7 @@ def note_offload(platform: Platform, s: Strategy) -> tuple[str, ...]:
     Returns
     -------
     notes : tuple of str
-        Sentences where the host is the usual one of the device, and where shards of a whole model
-        are priced otherwise than without offload.
+        Sentences where the host is the usual one of the device, and where it updates with one thread.
     """
     if s.offload == "none":
         return ()
@@ -102,14 +100,6 @@ def note_offload(platform: Platform, s: Strategy) -> tuple[str, ...]:
         notes.append(
             "a rank updates with one thread of its CPU, as torchrun starts several of a node; where "
             "OMP_NUM_THREADS is set, state host_threads of the strategy"
-        )
-    shares_alone = replace(
-        s, offload="none", offload_fraction=1.0, host_threads=0, overlap_host=False
-    ).alone
-    if shares_alone and s.zero > 0:
-        notes.append(
-            "shards beside which something is offloaded are priced as those of a stage, which have "
-            "fewer copies than those of FSDP: some per cent too fast beside a step without offload"
         )
     return tuple(notes)
 

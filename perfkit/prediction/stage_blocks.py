@@ -127,6 +127,9 @@ class KindOfPass:
         self.scattered = bool(s.scattered)
         self.micro_batches = int(self.sizes.micro)
         self.owners = int(s.owners)
+        #: Calls without a kernel behind the last kernel of a backward pass, for the weights of a region
+        #: whose gradients are not added up there [-].
+        self.calls_left = dict.fromkeys(REGIONS, 0.0)
         self.passes: dict[tuple[str, str, bool], Block] = {}
         for region in REGIONS:
             for phase in _PHASES:
@@ -174,6 +177,8 @@ class KindOfPass:
         # too, but to the zeros of buffers where ranks share layers or sequences; those of
         # Megatron-LM hold that of a single micro-batch, too
         without_sums = first and not s.buffers and (self.micro_batches == 1 or bool(s.alone))
+        # shards are added up behind the reduction of their unit, see `UnitRows`
+        without_sums = without_sums or bool(s.shards_units and s.scattered)
         rows = []
         calls_of_sums = 0.0
         for row in self.find(region, "backward"):
@@ -191,12 +196,24 @@ class KindOfPass:
                 calls_of_sums += table.host_calls[sum_of_gradients].bare
             else:
                 rows.append(sum_of_gradients)
-        if without_sums and phase == "backward" and s.zero == 1 and self.micro_batches > 1:
-            # PyTorch casts the first gradients of those that it adds up
-            share = self.trained[region] / self.all_trained
-            for row in self.find("exchange.narrow", "update"):
-                rows.append(table.copy(row, "backward", share))
+        if phase == "backward":
+            self.calls_left[region] = calls_of_sums
         return rows
+
+    def list_sums(self, region: str) -> list[int]:
+        """Rows of a region that add gradients to those of earlier micro-batches, one for each
+        weight."""
+        rows = self.find(region, "backward")
+        return [row for row in rows if self.table.labels[row].name == "add_"]
+
+    def list_casts(self, region: str) -> list[int]:
+        """Rows that copy the weights of a region in another format, one for each weight; none where
+        all is in one format."""
+        casts = self.find("exchange.narrow", "update")
+        before = 0
+        for earlier in REGIONS[: REGIONS.index(region)]:
+            before += len(self.list_sums(earlier))
+        return casts[before : before + len(self.list_sums(region))]
 
     def is_put_off(self, region: str, row: int) -> bool:
         """Whether an operation of a backward pass is run later, with the gradients of weights."""

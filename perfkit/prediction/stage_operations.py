@@ -55,8 +55,9 @@ class OperationTable:
             self._add_recorded(graph)
         #: Rows that were added, by what was asked for.
         self._copies: dict[tuple[int, str, float], int] = {}
+        self._taken: dict[tuple[int, str, str, HostCalls, float, float], int] = {}
         self._with_calls_before: dict[tuple[int, float], int] = {}
-        self._collectives: dict[tuple[str, str, str, float, int], int] = {}
+        self._collectives: dict[tuple[str, str, str, float, int, HostCalls], int] = {}
         self._parts: dict[tuple[int, float, bool], int] = {}
         #: The time by which the host makes a pass longer, as an operation.
         host = self._add_host()
@@ -110,6 +111,30 @@ class OperationTable:
             )
         return self._copies[key]
 
+    def take(
+        self,
+        row: int,
+        phase: str,
+        module: str,
+        host_calls: HostCalls,
+        factor: float = 1.0,
+        widened: float = 1.0,
+    ) -> int:
+        """Row of an operation in another phase and module, with other calls of the host, and with
+        `factor` times as many numbers, which have `widened` times as many bytes."""
+        key = (row, phase, module, host_calls, factor, widened)
+        if key not in self._taken:
+            sizes = self.sizes[row]
+            elements, flops = factor * sizes.elements, factor * sizes.flops
+            self._taken[key] = self._add(
+                self.labels[row]._replace(phase=phase, module=module),
+                sizes._replace(elements=elements, flops=flops),
+                host_calls,
+                factor * widened * self.traffic[row],
+                self.dtypes[row],
+            )
+        return self._taken[key]
+
     def call_before(self, row: int, bare: float) -> int:
         """Row of an operation with more calls without a kernel before it."""
         key = (row, bare)
@@ -124,14 +149,22 @@ class OperationTable:
             )
         return self._with_calls_before[key]
 
-    def send(self, operation: str, phase: str, module: str, nbytes: Any, group: int) -> int:
+    def send(
+        self,
+        operation: str,
+        phase: str,
+        module: str,
+        nbytes: Any,
+        group: int,
+        host_calls: HostCalls = ONE_CALL,
+    ) -> int:
         """Row of a collective."""
-        key = (operation, phase, module, float(nbytes), group)
+        key = (operation, phase, module, float(nbytes), group, host_calls)
         if key not in self._collectives:
             self._collectives[key] = self._add(
                 Label(operation, "collective", operation, phase, module),
                 OperationSizes(nbytes=float(nbytes), group=group),
-                ONE_CALL,
+                host_calls,
                 2.0 * nbytes,
                 self.dtypes[0],
             )

@@ -18,13 +18,17 @@ class Unit(NamedTuple):
     Parameters
     ----------
     region : str
-        ``embeddings``, ``layers`` or ``head``.
+        ``embeddings``, ``layers`` or ``head``; or ``ends``, embeddings and head together.
     layer : int
         Which layer of the model, from 0; 0 for the other regions [-].
     """
 
     region: str
     layer: int
+
+
+#: All weights of a model outside of its layers.
+BOTH_ENDS = Unit("ends", 0)
 
 
 class Program:
@@ -44,6 +48,8 @@ class Program:
         self.before_pass: dict[Step, list[int]] = {}
         self.before_unit: dict[Unit, list[int]] = {}
         self.before_update: list[int] = []
+        #: Reductions that end before the gradients of the next unit are packed.
+        self.before_packing: list[int] = []
         #: Copies of activations of a layer to the host and back, by layer.
         self.leaving: dict[int, list[int]] = {}
         self.returning: dict[int, list[int]] = {}

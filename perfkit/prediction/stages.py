@@ -1,7 +1,7 @@
 """Stages of a strategy for the event loop: the operations of one rank of each stage, micro-batch
 after micro-batch."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,12 +18,13 @@ from perfkit.prediction.offload import note_offload, size_offload
 from perfkit.prediction.ranks import resolve_workload
 from perfkit.prediction.stage_blocks import Communicator, KindOfPass
 from perfkit.prediction.stage_operations import OperationTable
-from perfkit.prediction.stage_programs import Program, Unit
+from perfkit.prediction.stage_programs import BOTH_ENDS, Program, Unit
+from perfkit.prediction.stage_shards import IN_HOOK, UnitRows
 from perfkit.prediction.strategies import check_device, price_strategies
 from perfkit.prediction.strategy_case import check_checkpoints_of, make_case
 from perfkit.prediction.strategy_memory import keep_by_layer
 from perfkit.workloads.blocks import PARALLEL
-from perfkit.workloads.columns import Accesses, Features, HeldMemory
+from perfkit.workloads.columns import ONE_CALL, Accesses, Features, HeldMemory, HostCalls
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.layer_kinds import list_kinds
@@ -43,6 +44,15 @@ from perfkit.workloads.transformer import MOST_PASSES, MOST_RECORDED, Transforme
 _HOST_GROUPS = 3
 #: Most operations of all stages [-].
 _MOST = 3_000_000
+
+
+def _name_module(unit: Unit) -> str:
+    """The module of the operations of a unit."""
+    if unit.region == "layers":
+        return "layers.0"
+    if unit == BOTH_ENDS:
+        return "embeddings"
+    return unit.region
 
 
 class _UnitMessage(NamedTuple):
@@ -256,7 +266,7 @@ class _StageMaker:
         number of the copy, if there is one."""
         if not nbytes:
             return []
-        module = "layers.0" if unit.region == "layers" else unit.region
+        module = _name_module(unit)
         row = self.table.send(operation, phase, module, nbytes, Communicator.REPLICAS)
         copy = program.send(row, unit.layer)
         if not self.s.overlap:
@@ -288,17 +298,22 @@ class _StageMaker:
     ) -> list[int]:
         """Launch the messages of a unit, and wait for each if nothing overlaps; return their
         numbers."""
-        module = "layers.0" if unit.region == "layers" else unit.region
+        module = _name_module(unit)
         sent = []
         for message in messages:
             if message.ranks == 1 or not message.numbers:
                 continue
             nbytes = itemsize * message.numbers
-            row = self.table.send(message.operation, phase, module, nbytes, message.group)
+            calls = self.call_messages(phase)
+            row = self.table.send(message.operation, phase, module, nbytes, message.group, calls)
             sent.append(program.send(row, unit.layer))
             if not self.s.overlap:
                 program.wait(sent[-1:])
         return sent
+
+    def call_messages(self, phase: str) -> HostCalls:
+        """What the host does for a message of replicas."""
+        return ONE_CALL
 
     def reduce_complete(self, program: Program) -> None:
         """Reduce the gradients of all units that are complete."""
@@ -342,9 +357,7 @@ class _StageMaker:
         if not self.puts_off_weights:
             steps = passes
         following = dict(pairwise(passes))
-        if s.zero == 1:  # hidden by the first pass
-            for unit in all_units:
-                program.before_unit[unit] = self.gather_weights(program, unit, "forward")
+        self.gather_ahead(program, all_units)
         receives_ahead = s.pp > 1 and self.schedule.takes_messages_ahead(s.chunks)
         program.before_pass[passes[0]] = self.receive(program, passes[0], stage)
         if self.runs_pairs:  # on a single stage
@@ -357,14 +370,25 @@ class _StageMaker:
             program.wait(program.before_pass.pop(step, []))
             self.run_pass(program, step, units_of_chunks[step.chunk])
             sent = self.send(program, step, stage)
-            if self.scattered and step.micro < self.micro_batches - 1:
-                self.end_reductions(program)
+            if step.micro < self.micro_batches - 1:
+                self.end_micro_batch(program)
             if next_pass is not None and not receives_ahead:
                 received = self.receive(program, next_pass, stage)
                 program.before_pass[next_pass] = sent + received
         self.end_reductions(program)
         self.update(program, all_units)
         return program
+
+    def gather_ahead(self, program: Program, units: list[Unit]) -> None:
+        """Gather all weights that the first pass needs, which hides it (ZeRO stage 1)."""
+        if self.s.zero == 1:
+            for unit in units:
+                program.before_unit[unit] = self.gather_weights(program, unit, "forward")
+
+    def end_micro_batch(self, program: Program) -> None:
+        """Wait for the reductions of a micro-batch behind which others come."""
+        if self.scattered:
+            self.end_reductions(program)
 
     def end_reductions(self, program: Program) -> None:
         """Reduce what is complete, and wait for all reductions."""
@@ -383,10 +407,14 @@ class _StageMaker:
         on_host = self.update_on_host(program, units)
         on_device = share * (1.0 - float(self.offload.fraction))
         if on_device:
-            rows = [*self.updates, *self.table.find("exchange.narrow", "update")]
+            rows = [*self.updates, *self.list_narrowing()]
             updates = [self.table.copy(row, "update", on_device) for row in rows]
             program.run(self.table.make_block(updates))
         program.wait(on_host)
+
+    def list_narrowing(self) -> list[int]:
+        """Rows that copy updated weights to the format of layers."""
+        return self.table.find("exchange.narrow", "update")
 
     def update_on_host(self, program: Program, units: list[Unit]) -> list[int]:
         """Let the host update its share of the weights of a stage, with the copies that are sent
@@ -422,14 +450,20 @@ class _StageMaker:
             self.end_unit(program, step, order, position)
 
     def begin_unit(self, program: Program, step: Step, order: list[Unit], position: int) -> None:
+        """Make the weights of a unit of a pass ready, and its activations."""
+        self.wait_for_weights(program, step, order, position)
+        if self.offloaded_activations and order[position].region == "layers":
+            self.wait_for_copies(program, step, order[position])
+
+    def wait_for_weights(
+        self, program: Program, step: Step, order: list[Unit], position: int
+    ) -> None:
         """Gather the weights of a unit of a pass and of the next one, and wait for its own."""
         gathered_ahead = 1 if self.s.overlap else 0
         if self.gathers_weights(step):
             for later in order[position : position + 1 + gathered_ahead]:
                 self.gather_before(program, step, later)
         program.wait(program.before_unit.pop(order[position], []))
-        if self.offloaded_activations and order[position].region == "layers":
-            self.wait_for_copies(program, step, order[position])
 
     def wait_for_copies(self, program: Program, step: Step, unit: Unit) -> None:
         """Wait before a layer for its own activations from the host, and fetch those of the layer that
@@ -452,12 +486,23 @@ class _StageMaker:
         """Add the host of a unit, and reduce its gradients if they are complete."""
         unit = order[position]
         # the host joins before it waits
-        if step.phase != "weights" and (self.s.pp == 1 or unit == order[-1]):
+        if self.joins_host(step, unit, order):
             program.run(self.table.host_delays[step.phase])
         is_layer = unit.region == "layers" and unit.layer < self.model.layers - 1
         if self.offloaded_activations and step.phase == "forward" and is_layer:
             copy = self.copy_activations(program, "forward", TO_HOST, unit.layer)
             program.leaving[unit.layer] = [copy]
+        self.reduce_behind(program, step, order, position)
+
+    def joins_host(self, step: Step, unit: Unit, order: list[Unit]) -> bool:
+        """Whether what the host adds to a pass comes behind a unit."""
+        return step.phase != "weights" and (self.s.pp == 1 or unit == order[-1])
+
+    def reduce_behind(
+        self, program: Program, step: Step, order: list[Unit], position: int
+    ) -> None:
+        """Reduce the gradients of a unit behind its part of a pass, if they are complete."""
+        unit = order[position]
         if self.completes_gradients(step, unit):
             program.complete.append(unit)
             if self.s.overlap:
@@ -471,8 +516,7 @@ class _StageMaker:
         self.run_pass(program, forward[0], units)
         for ahead, back in zip(forward[1:], backward[:-1], strict=True):
             self.run_pair(program, ahead, back, units)
-            if self.scattered:
-                self.end_reductions(program)
+            self.end_micro_batch(program)
         self.run_pass(program, backward[-1], units)
 
     def run_pair(self, program: Program, forward: Step, backward: Step, units: list[Unit]) -> None:
@@ -634,6 +678,162 @@ class _StageMaker:
         return operations * self.micro_batches
 
 
+class _ShardedStageMaker(_StageMaker):
+    """Makes programs whose weights and gradients go by units in shards, in the order of
+    `perfkit.workloads.blocks.FSDPUnits`: a unit is gathered as soon as the last unit but one has been
+    unpacked, in the backward pass as soon as the unit before it has been; gradients are reduced when
+    their unit is finished, and the next unit waits for that before it packs its own."""
+
+    def gather_ahead(self, program: Program, units: list[Unit]) -> None:
+        """Nothing: each unit is gathered beside the unit before it."""
+
+    def end_micro_batch(self, program: Program) -> None:
+        """Nothing: the next micro-batch waits before it unpacks weights."""
+
+    def list_narrowing(self) -> list[int]:
+        """None: shards are copied to the format of layers when they are gathered."""
+        return []
+
+    def joins_host(self, step: Step, unit: Unit, order: list[Unit]) -> bool:
+        """Whether what the host adds to a pass comes behind a unit; the host of replicas of the whole
+        model waits for nothing in an iteration."""
+        return not self.s.alone and super().joins_host(step, unit, order)
+
+    def wait_for_weights(
+        self, program: Program, step: Step, order: list[Unit], position: int
+    ) -> None:
+        """Unpack the weights of a unit of a pass, and gather those of later units."""
+        unit = order[position]
+        layers = [unit for unit in order if unit.region == "layers"]
+        if not self.gathers_weights(step):
+            return
+        if step.phase == "backward":
+            if position == 0:
+                self.launch(program, step, layers[:1])
+            if unit.region == "layers":
+                place = layers.index(unit)
+                self.unpack(program, step, unit, layers[place + 1 : place + 2])
+            return
+        if position == 0:
+            ends = self.find_ends(order)
+            if ends is None:
+                self.launch(program, step, layers[:2])
+            else:
+                self.launch(program, step, [ends, *layers[:1]])
+                self.unpack(program, step, ends, layers[1:2])
+        if unit.region == "layers":
+            place = layers.index(unit)
+            self.unpack(program, step, unit, layers[place + 2 : place + 3])
+            if self.s.zero == 3 and unit == layers[-1] and self.s.pp == 1:
+                # it is the first unit of the backward pass, which follows
+                self.launch(program, step, [unit])
+
+    def gathers_weights(self, step: Step) -> bool:
+        """Whether a pass needs weights that no pass before it has gathered."""
+        if step.phase == "weights" or step.phase == "backward" and self.s.zero < 3:
+            return False
+        return self.scattered or step.micro == 0
+
+    def find_ends(self, order: list[Unit]) -> Unit | None:
+        """The unit of all weights of a chunk outside of layers, if it has any."""
+        ends = [unit for unit in order if unit.region != "layers"]
+        if len(ends) > 1:
+            return BOTH_ENDS
+        return ends[0] if ends else None
+
+    def find_rows(self, unit: Unit) -> UnitRows:
+        """Operations around the messages of a unit."""
+        return UnitRows(self.find_kind(unit), _list_regions(unit))
+
+    def call_messages(self, phase: str) -> HostCalls:
+        """What the host does for a message: in the backward pass it is part of the call of a hook."""
+        if phase == "forward":
+            return ONE_CALL
+        return IN_HOOK
+
+    def launch(self, program: Program, step: Step, units: Sequence[Unit]) -> None:
+        """Gather the weights of units that are not on their way."""
+        for unit in units:
+            if unit in program.before_unit:
+                continue
+            program.run(self.table.make_block(self.find_rows(unit).list_ahead(step.phase)), unit.layer)
+            program.before_unit[unit] = self.gather_weights(program, unit, step.phase)
+
+    def unpack(self, program: Program, step: Step, unit: Unit, later: Sequence[Unit]) -> None:
+        """Copy gathered weights to storages of their own, and gather those of a later unit."""
+        program.wait(program.before_unit.pop(unit, []))
+        if step.phase == "forward":
+            self.end_reductions(program)
+            program.before_packing.clear()
+        rows = self.find_rows(unit).list_unpacking(step.phase)
+        program.run(self.table.make_block(rows), unit.layer)
+        self.launch(program, step, later)
+
+    def copy_unit(
+        self, program: Program, unit: Unit, phase: str, numbers: float, *, copies: int
+    ) -> None:
+        """Nothing: `launch`, `unpack` and `reduce_unit` copy what was recorded."""
+
+    def reduce_behind(
+        self, program: Program, step: Step, order: list[Unit], position: int
+    ) -> None:
+        """Reduce the gradients of a layer behind its part of a backward pass, and those of all other
+        weights at its end; or cast those that are added up before."""
+        last_phase = "backward"
+        if self.puts_off_weights:
+            last_phase = "weights"
+        unit = order[position]
+        if step.phase == last_phase and unit.region == "layers":
+            self.reduce_unit(program, step, unit)
+        ends = self.find_ends(order)
+        if step.phase == "backward" and position == len(order) - 1 and ends is not None:
+            self.reduce_unit(program, step, ends)
+
+    def reduce_unit(self, program: Program, step: Step, unit: Unit) -> None:
+        """Reduce the gradients of a unit that are complete, or cast those of the first micro-batch that
+        are added up before."""
+        rows = self.find_rows(unit)
+        is_complete = self.scattered or step.micro == self.micro_batches - 1
+        if not is_complete:
+            if step.micro == 0:
+                program.run(self.table.make_block(rows.list_casts()), unit.layer)
+            return
+        packing = rows.list_packing()
+        if not packing:  # all are frozen
+            return
+        program.wait(program.before_packing)
+        program.run(self.table.make_block(packing), unit.layer)
+        sent = self.reduce_gradients(program, unit)
+        program.before_packing = sent[:1]
+        program.before_update += sent
+        behind = rows.list_behind_reduction(adds=self.scattered and step.micro > 0)
+        program.run(self.table.make_block(behind), unit.layer)
+
+    def count_weights(self, unit: Unit) -> float:
+        """Numbers of the weights of a unit [-]."""
+        return _add_regions(self.find_kind(unit).weights, unit)
+
+    def count_sent(self, unit: Unit) -> float:
+        """Numbers that a gather of the weights of a unit sends, in the format of layers [-]."""
+        return _add_regions(self.find_kind(unit).sent, unit)
+
+    def count_trained(self, unit: Unit) -> float:
+        """Trained numbers of a unit [-]."""
+        return _add_regions(self.find_kind(unit).trained, unit)
+
+
+def _list_regions(unit: Unit) -> list[str]:
+    """Regions of the model whose weights a unit holds."""
+    if unit == BOTH_ENDS:
+        return ["embeddings", "head"]
+    return [unit.region]
+
+
+def _add_regions(numbers: Mapping[str, float], unit: Unit) -> float:
+    """Numbers of all regions of a unit [-]."""
+    return sum(numbers[region] for region in _list_regions(unit))
+
+
 def _list_neighbours(rank: int, s: Strategy) -> list[tuple[int, int]]:
     """Pairs of neighbouring stages on the way of a rank, the last and the first one behind them."""
     ranks_of_stage = int(s.tp * s.cp * s.dp)
@@ -758,7 +958,8 @@ def make_stages(
     if s.offloads_activations:
         work = apply_stack(model, Strategy.stack([s]), execution, stack)
         kept = float(keep_by_layer(make_case(platform, work))[0])
-    maker = _StageMaker(model, platform, s, execution, pads_products=pads_products, kept=kept)
+    make = _ShardedStageMaker if s.shards_units else _StageMaker
+    maker = make(model, platform, s, execution, pads_products=pads_products, kept=kept)
     operations = maker.count_operations()
     if operations > _MOST:
         fault = f"strategy has {operations:,} operations of {maker.micro_batches} micro-batches"

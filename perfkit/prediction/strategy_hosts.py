@@ -39,8 +39,8 @@ class ShardCopies(NamedTuple):
         Around the one that gathers those of a layer once more [s].
     scatter_layer, scatter_ends : array
         Around the messages that reduce gradients [s].
-    reorder : array
-        Copies of the experts of a layer, which are part of each message of a layer [s].
+    reorder_gradients : array
+        Copies of the gradients of experts, which are part of `scatter_layer` [s].
     layer_ahead, ends_ahead : array
         Those ahead of the messages that gather weights [s].
     """
@@ -50,7 +50,7 @@ class ShardCopies(NamedTuple):
     regather_layer: Array
     scatter_layer: Array
     scatter_ends: Array
-    reorder: Array
+    reorder_gradients: Array
     layer_ahead: Array
     ends_ahead: Array
 
@@ -116,9 +116,11 @@ def time_shard_copies(case: Case) -> ShardCopies:
     ends_of_stage = (case.weights - case.layers * times.layer.weights) / all_ends
     reorder = sizes.reorders * times.reorder.fixed + sizes.reordered * times.reorder.each
     wider = np.where(sizes.straight, 0.0, sizes.widened - 1.0)
+    wide = np.where(sizes.straight, 1.0, sizes.wide / sizes.itemsize)
+    reorder_sums = sizes.reorders * times.reorder.fixed + wide * sizes.reordered * times.reorder.each
 
     def copy_layer(copies: MessageCopies) -> Array:
-        return copies.whole + copies.divided * layer_shard + reorder
+        return copies.whole + copies.divided * layer_shard
 
     def copy_ends(copies: MessageCopies) -> Array:
         return copies.whole + copies.divided / s.owners
@@ -127,15 +129,15 @@ def time_shard_copies(case: Case) -> ShardCopies:
         return copies.ahead + copies.divided / s.owners
 
     layer, ends = times.layer_copies, times.end_copies
-    scatter_layer = copy_layer(layer.scatter) + wider * layer.scatter.packing
+    scatter_layer = copy_layer(layer.scatter) + wider * layer.scatter.packing + reorder_sums
     scatter_ends = copy_ends(ends.scatter) + wider * ends.scatter.packing
     return ShardCopies(
-        gather_layer=copy_layer(layer.gather),
+        gather_layer=copy_layer(layer.gather) + reorder,
         gather_ends=ends_of_stage * copy_ends(ends.gather),
-        regather_layer=copy_layer(layer.regather),
+        regather_layer=copy_layer(layer.regather) + reorder,
         scatter_layer=scatter_layer,
         scatter_ends=ends_of_stage * scatter_ends,
-        reorder=reorder,
+        reorder_gradients=reorder_sums,
         layer_ahead=copy_ahead(layer.gather),
         ends_ahead=copy_ahead(ends.gather),
     )

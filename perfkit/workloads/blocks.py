@@ -41,7 +41,7 @@ PARALLEL = ("ddp", "zero1", "zero2", "fsdp")
 #: and gradients.
 EXCHANGES = ("buckets", "shards")
 #: Sizes that times on a GPU depend on.
-_TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes")
+_TIMED = ("flops", "batch", "m", "n", "k", "rows", "lookups", "dim", "nbytes")
 
 
 def record_forward(

@@ -965,7 +965,8 @@ def name_usual_stacks(workload: Any, strategy: Strategy | None, execution: str |
     offload = np.where(np.equal(strategy.offload, "activations"), "none", strategy.offload)
     shared = replace(strategy, offload=offload if offload.ndim else str(offload))
     shared = shared.without_idle_zero()
-    is_fsdp = np.greater(shared.zero, np.where(shared.alone, 0, 1))
-    names = np.where(shared.alone, f"ddp{suffix}", megatron)
+    of_torch = shared.alone & np.logical_not(shared.offloads_optimizer)
+    is_fsdp = np.greater(shared.zero, np.where(of_torch, 0, 1))
+    names = np.where(of_torch, f"ddp{suffix}", megatron)
     names = np.where(is_fsdp, f"fsdp{suffix}", names)
     return [str(name) for name in np.broadcast_to(names, np.shape(strategy.ranks)).ravel()]

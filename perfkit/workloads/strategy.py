@@ -371,11 +371,17 @@ class Strategy:
     @property
     def alone(self) -> Any:
         """Whether ranks are replicas of the whole model, with all of it or shards of it, as those of
-        PyTorch are; `buffers` are not, nor shards beside which something is offloaded, which are priced
-        as those of a stage."""
+        PyTorch are; `buffers` are not, nor a single rank that offloads shards."""
         shared = np.maximum(np.maximum(self.tp, self.pp), np.maximum(self.cp, self.ep))
         offloads = np.not_equal(self.offload, "none") & np.greater(self.zero, 0)
-        return np.equal(np.maximum(shared, self.etp), 1) & np.logical_not(self.buffers | offloads)
+        is_single = np.equal(self.dp, 1) & offloads
+        return np.equal(np.maximum(shared, self.etp), 1) & np.logical_not(self.buffers | is_single)
+
+    @property
+    def shards_units(self) -> Any:
+        """Whether several ranks share what `zero` says by units, a layer or all weights outside of
+        layers, as PyTorch's `fully_shard` does."""
+        return self.alone & np.greater(self.zero, 0) & np.greater(self.dp, 1)
 
     @property
     def scattered(self) -> Any:
