@@ -67,8 +67,7 @@ class UnitRows:
         recorded = self._find("scatter", "backward", "chunk_cat")
         if not recorded:
             return []
-        calls_left = sum(self.kind.calls_left[region] for region in self.regions)
-        calls = HostCalls(launches=1, calls=1, bare=calls_left)
+        calls = HostCalls(launches=1, calls=1, bare=self._count_calls_left())
         packing = self.table.take(
             recorded[0],
             "backward",
@@ -103,11 +102,18 @@ class UnitRows:
 
     def list_casts(self) -> list[int]:
         """Rows that cast the gradients of a micro-batch which are added up before they are reduced."""
-        casts = []
+        casts: list[int] = []
         for region in self.regions:
             for row in self.kind.list_casts(region):
-                casts.append(self.table.take(row, "backward", self.module, IN_HOOK))
+                calls = IN_HOOK
+                if not casts:
+                    calls = HostCalls(launches=1, calls=1, bare=self._count_calls_left())
+                casts.append(self.table.take(row, "backward", self.module, calls))
         return casts
+
+    def _count_calls_left(self) -> float:
+        """Calls without a kernel behind the backward pass of the regions of the unit [-]."""
+        return sum(self.kind.calls_left[region] for region in self.regions)
 
     def _find(self, name: str, phase: str, operation: str = "") -> list[int]:
         """Rows that were recorded around a message of the unit, or those of an operation."""

@@ -87,11 +87,14 @@ class LayerForm(NamedTuple):
         The strategy, with what these layers compute again.
     layers : tuple of int
         Which layers of the model are, from 0 [-].
+    is_first_layer : bool
+        Whether they are the first one, which has no gradient of its input behind frozen embeddings.
     """
 
     model: Transformer
     s: Strategy
     layers: tuple[int, ...]
+    is_first_layer: bool = False
 
 
 def list_forms(model: Transformer, s: Strategy, again: Collection[int]) -> list[LayerForm]:
@@ -116,9 +119,12 @@ def list_forms(model: Transformer, s: Strategy, again: Collection[int]) -> list[
     for kind in list_kinds(model):
         for strategy, is_again in ((s, True), (plain, False)):
             layers = tuple(layer for layer in kind.layers if (layer in again) == is_again)
+            if model.lora_rank and model.layers > 1 and 0 in layers:
+                forms.append(LayerForm(kind.model, strategy, (0,), is_first_layer=True))
+                layers = layers[1:]
             if layers:
                 forms.append(LayerForm(kind.model, strategy, layers))
-    return forms
+    return sorted(forms, key=lambda form: form.is_first_layer)
 
 
 class _StageMaker:
@@ -142,7 +148,13 @@ class _StageMaker:
         self.layers_of_chunks = self.spread_layers()
         kinds = list_forms(model, s, self.list_layers_again())
         recorded = [
-            record_micro_batch(kind.model, kind.s, execution, pads_products=pads_products)
+            record_micro_batch(
+                kind.model,
+                kind.s,
+                execution,
+                pads_products=pads_products,
+                is_first_layer=kind.is_first_layer,
+            )
             for kind in kinds
         ]
         self.graph = recorded[0].graph
@@ -498,9 +510,7 @@ class _StageMaker:
         """Whether what the host adds to a pass comes behind a unit."""
         return step.phase != "weights" and (self.s.pp == 1 or unit == order[-1])
 
-    def reduce_behind(
-        self, program: Program, step: Step, order: list[Unit], position: int
-    ) -> None:
+    def reduce_behind(self, program: Program, step: Step, order: list[Unit], position: int) -> None:
         """Reduce the gradients of a unit behind its part of a pass, if they are complete."""
         unit = order[position]
         if self.completes_gradients(step, unit):
@@ -730,7 +740,7 @@ class _ShardedStageMaker(_StageMaker):
 
     def gathers_weights(self, step: Step) -> bool:
         """Whether a pass needs weights that no pass before it has gathered."""
-        if step.phase == "weights" or step.phase == "backward" and self.s.zero < 3:
+        if step.phase == "weights" or (step.phase == "backward" and self.s.zero < 3):
             return False
         return self.scattered or step.micro == 0
 
@@ -756,7 +766,9 @@ class _ShardedStageMaker(_StageMaker):
         for unit in units:
             if unit in program.before_unit:
                 continue
-            program.run(self.table.make_block(self.find_rows(unit).list_ahead(step.phase)), unit.layer)
+            program.run(
+                self.table.make_block(self.find_rows(unit).list_ahead(step.phase)), unit.layer
+            )
             program.before_unit[unit] = self.gather_weights(program, unit, step.phase)
 
     def unpack(self, program: Program, step: Step, unit: Unit, later: Sequence[Unit]) -> None:
@@ -774,9 +786,7 @@ class _ShardedStageMaker(_StageMaker):
     ) -> None:
         """Nothing: `launch`, `unpack` and `reduce_unit` copy what was recorded."""
 
-    def reduce_behind(
-        self, program: Program, step: Step, order: list[Unit], position: int
-    ) -> None:
+    def reduce_behind(self, program: Program, step: Step, order: list[Unit], position: int) -> None:
         """Reduce the gradients of a layer behind its part of a backward pass, and those of all other
         weights at its end; or cast those that are added up before."""
         last_phase = "backward"
@@ -795,8 +805,8 @@ class _ShardedStageMaker(_StageMaker):
         rows = self.find_rows(unit)
         is_complete = self.scattered or step.micro == self.micro_batches - 1
         if not is_complete:
-            if step.micro == 0:
-                program.run(self.table.make_block(rows.list_casts()), unit.layer)
+            casts = rows.list_casts() if step.micro == 0 else []
+            program.run(self.table.make_block(casts), unit.layer)
             return
         packing = rows.list_packing()
         if not packing:  # all are frozen

@@ -16,6 +16,7 @@ from perfkit.prediction.strategy_case import Case, count_updated, make_case
 from perfkit.prediction.strategy_hosts import count_rounds, time_exchange_work
 from perfkit.prediction.strategy_memory import count_groups, keep_by_layer, measure_strategies
 from perfkit.prediction.strategy_offload import (
+    count_copies,
     measure_host,
     time_activation_copies,
     time_host_update,
@@ -348,10 +349,13 @@ def _join_whole_iteration(
     exchange = time_exchange_work(case, count_rounds(case)).host
     exchange = np.where(case.in_buckets, case.times.buckets.host, exchange)
     calls = case.micro * count_calls(case, parts.passes)
-    # as in the event loop, the update is not waited for, whose host may do it
-    offloads = np.not_equal(case.s.offload, "none")
-    calls = calls + exchange + np.where(offloads, 0.0, case.times.update.host + casts)
-    device = times.total - np.where(offloads, times.update, 0.0)
+    # as in the event loop, which runs passes of replicas that offload activations one by one: their
+    # update is not waited for; and an update of the host alone launches nothing
+    is_by_pass = np.not_equal(case.s.offload, "none") & np.equal(case.s.zero, 0)
+    launches = ~is_by_pass & (case.offload.fraction < 1.0)
+    calls = calls + exchange + np.where(launches, case.times.update.host + casts, 0.0)
+    calls = calls + count_copies(case, count_rounds(case)) * case.times.call
+    device = times.total - np.where(is_by_pass, times.update, 0.0)
     added = join_host(device, calls, case.whole) - device
     return times._replace(host=np.where(case.s.alone, added, times.host))
 

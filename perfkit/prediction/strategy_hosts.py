@@ -117,7 +117,9 @@ def time_shard_copies(case: Case) -> ShardCopies:
     reorder = sizes.reorders * times.reorder.fixed + sizes.reordered * times.reorder.each
     wider = np.where(sizes.straight, 0.0, sizes.widened - 1.0)
     wide = np.where(sizes.straight, 1.0, sizes.wide / sizes.itemsize)
-    reorder_sums = sizes.reorders * times.reorder.fixed + wide * sizes.reordered * times.reorder.each
+    reorder_sums = (
+        sizes.reorders * times.reorder.fixed + wide * sizes.reordered * times.reorder.each
+    )
 
     def copy_layer(copies: MessageCopies) -> Array:
         return copies.whole + copies.divided * layer_shard

@@ -11,6 +11,7 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.host_costs import find_host_cost
 from perfkit.prediction.replicas import UnitMessages
 from perfkit.prediction.strategy_case import Case, average_owners
+from perfkit.prediction.strategy_hosts import Rounds
 from perfkit.prediction.strategy_passes import Passes
 from perfkit.workloads.columns import HeldMemory
 
@@ -71,6 +72,33 @@ def _copy_shards(case: Case, operation: str, bytes_of_number: Array) -> UnitMess
         head=cost.time(bytes_of_number * np.where(together, 0.0, head)),
         experts=none,
     )
+
+
+def count_copies(case: Case, rounds: Rounds) -> Array:
+    """Count what the host of replicas of the whole model launches for an offload.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+    rounds : Rounds
+        How often all is exchanged.
+
+    Returns
+    -------
+    copies : array
+        Copies of gradients, of shards of weights and of activations in an iteration, and its own
+        update [-].
+    """
+    offload = case.offload
+    units = case.layers + 1.0
+    gradients = np.where(offload.gradient > 0, rounds.reduced * units, 0.0)
+    shards = rounds.gathered * units + rounds.regathered * case.layers
+    shards = np.where(offload.shard > 0, shards, 0.0)
+    activations = 2.0 * case.micro * (case.layers - 1.0)
+    activations = np.where(offload.activation > 0, activations, 0.0)
+    updates = np.where(offload.update > 0, 1.0, 0.0) + np.where(offload.weight > 0, 1.0, 0.0)
+    return gradients + shards + activations + updates
 
 
 class ActivationCopies(NamedTuple):
