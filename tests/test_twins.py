@@ -328,13 +328,14 @@ READ = {
     *("positions", "attention", "dtype", "mixed", "optimizer", "overlap"),
     *("tables", "bottom", "top", "features", "sparse", "interaction", "cross", "table_dtype"),
 }
-#: Fields that matter to experts or adapters alone, to sharded weights, or to layers that are computed
-#: again.
+#: Fields that matter to experts, adapters or images alone, to sharded weights, or to layers that are
+#: computed again.
 IDLE = {
     *("top_k", "capacity", "imbalance", "fused_permutation", "reduce_dtype"),
     *("expert_groups", "top_groups"),
     "lora_modules",
     "checkpoint_layers",
+    "classes",  # of images, which have patches
 }
 
 

@@ -91,7 +91,6 @@ _BUILT = {
     "fp8_gathers": False,
     "loss_chunks": 1,
     "patch": 0,
-    "classes": 0,
     "mlps": None,
     "separate_exchange": False,
     "reduction": "buckets",
