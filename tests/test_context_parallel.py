@@ -1,5 +1,6 @@
 """Ranks that share sequences: kinds by their names, their messages across nodes, and their memory."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 import perfkit as pk
 from benchmarks import context_parallel
+from perfkit.__main__ import main
 from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.micro_batches import size_micro_batch
 from perfkit.prediction.strategies import price_strategies
@@ -117,6 +119,15 @@ def test_gathered_keys_lie_in_memory_for_a_layer_at_a_time() -> None:
     keys_and_values = 2 * 2 * 32768 * 8 * 128
     assert needs["ring"] == needs["ulysses"]
     assert needs["all_gather"] - needs["ring"] == pytest.approx(2 * keys_and_values)
+
+
+def test_the_kind_is_an_option_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--model llama-3.2-1b --sequence 8192 --batch 8 --dtype bf16 --platform h100-sxm-8"
+    assert main(f"predict {words} --cp 8 --cp-kind all_gather --json -".split()) == 0
+    time = json.loads(capsys.readouterr().out)["time_s"]
+    model = pk.Transformer.preset("llama-3.2-1b", batch=8, sequence=8192, dtype="bf16")
+    strategy = pk.Strategy(cp=8, cp_kind="all_gather")
+    assert time == pytest.approx(pk.predict(model, "h100-sxm-8", strategy=strategy).time)
 
 
 def test_searches_try_each_kind() -> None:

@@ -100,6 +100,7 @@ _OF_STRATEGIES = (
     Setting("pp", "stages of layers (pipeline parallel)", WHOLE),
     Setting("dp", "replicas of the model; ranks are tp x pp x cp x dp", WHOLE),
     Setting("cp", "ranks that share the tokens of a sequence (context parallel)", WHOLE),
+    Setting("cp_kind", "how ranks of cp share them: ring, all_gather, ulysses"),
     Setting("ep", "replicas that share the experts (expert parallel)", WHOLE),
     Setting("micro_batch", "sequences of a replica in one pass", WHOLE),
     Setting("schedule", "order of passes: gpipe, 1f1b, interleaved, zero_bubble, ..."),
