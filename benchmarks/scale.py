@@ -30,9 +30,13 @@ from perfkit.models.partitions import CHUNKED, SCHEDULES
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
+from perfkit.prediction.memory import WORKSPACE
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.stages import check_strategy
 from perfkit.prediction.strategies import price_strategies
+from perfkit.prediction.strategy_case import make_case
+from perfkit.prediction.strategy_memory import measure_strategies
+from perfkit.workloads.stack import apply_stack
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import PRESETS, Transformer
 
@@ -890,9 +894,11 @@ def _is_sensible(fields: Mapping[str, Any]) -> bool:
 
 def _fits(model: Transformer, platform: Platform, strategy: Strategy, execution: str) -> bool:
     """Whether a valid strategy has 2 to 128 ranks and fits in their memory."""
-    priced = price_strategies(model, platform, Strategy.stack([strategy]), execution)
-    memory = platform.memory_of_rank or 0.0
-    return bool(1 < strategy.ranks <= 128 and priced["needs"][0] <= memory)
+    if not 1 < strategy.ranks <= 128:
+        return False
+    case = make_case(platform, apply_stack(model, Strategy.stack([strategy]), execution, None))
+    needs = measure_strategies(case).total + WORKSPACE
+    return bool(needs[0] <= (platform.memory_of_rank or 0.0))
 
 
 class Drawn(NamedTuple):

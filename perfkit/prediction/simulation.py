@@ -450,8 +450,9 @@ class CollectivesBeside:
         left = [interval for interval in self.in_flight[rank] if interval[1] > begin]
         self.in_flight[rank] = left
         end = begin + work
-        if any(start < end for start, _ in left):
-            return _end_segment(begin, work, left, self.contention)
+        for start, _ in left:
+            if start < end:
+                return _end_segment(begin, work, left, self.contention)
         return end
 
 

@@ -20,9 +20,11 @@ from perfkit.prediction.stage_blocks import Communicator, KindOfPass
 from perfkit.prediction.stage_operations import OperationTable
 from perfkit.prediction.stage_programs import BOTH_ENDS, Program, Unit
 from perfkit.prediction.stage_shards import IN_HOOK, UnitRows
-from perfkit.prediction.strategies import check_device, price_strategies
+from perfkit.prediction.strategies import check_device
 from perfkit.prediction.strategy_case import check_checkpoints_of, make_case
-from perfkit.prediction.strategy_memory import keep_by_layer
+from perfkit.prediction.strategy_memory import keep_by_layer, measure_strategies
+from perfkit.prediction.strategy_offload import measure_host
+from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.columns import ONE_CALL, Accesses, Features, HeldMemory, HostCalls
 from perfkit.workloads.execution import execute
@@ -957,17 +959,13 @@ def make_stages(
         graphs = execute(recorded, execution, pads_products=pads_products)
     if stated is not None and not of_megatron:
         return graphs
-    priced = price_strategies(
-        model, platform, Strategy.stack([s]), execution, near=0.0, stack=stack
-    )
-    held = HeldMemory(**{use: float(priced[use][0]) for use in HeldMemory._fields})
-    on_host = float(priced["on_host"][0])
+    case = make_case(platform, apply_stack(model, Strategy.stack([s]), execution, stack))
+    kept_by_layer = keep_by_layer(case)
+    held = map_arrays(lambda nbytes: float(nbytes[0]), measure_strategies(case))
+    on_host = float(measure_host(case, kept_by_layer)[0])
     if stated is not None:
         return [replace(graph, held=held) for graph in graphs]
-    kept = 0.0
-    if s.offloads_activations:
-        work = apply_stack(model, Strategy.stack([s]), execution, stack)
-        kept = float(keep_by_layer(make_case(platform, work))[0])
+    kept = float(kept_by_layer[0])
     make = _ShardedStageMaker if s.shards_units else _StageMaker
     maker = make(model, platform, s, execution, pads_products=pads_products, kept=kept)
     operations = maker.count_operations()
