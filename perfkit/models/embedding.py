@@ -64,7 +64,7 @@ def state_bytes(
     >>> state_bytes(1000, 16, optimizer="adagrad"), state_bytes(1000, 16, optimizer="rowwise_adagrad")
     (64000.0, 4000.0)
     """
-    return find_optimizer(optimizer).state_bytes(rows, dim, itemsize)
+    return find_optimizer(optimizer, by_shape=False).state_bytes(rows, dim, itemsize)
 
 
 @closed_form()

@@ -4,8 +4,9 @@ Every part of the library reads `OPTIMIZERS`: an optimizer that is added to it h
 the memory of predictions and of strategies, its operations in every workload, and its row updates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -113,6 +114,14 @@ class Optimizer:
         first adding up the gradients of the same row.
     updates_rows : bool
         Whether there are kernels that update single rows of tables.
+    by_shape : bool
+        Whether states and operations of an update depend on the shape of a weight, so that there is
+        no list of steps; `perfkit.workloads.weight_updates` has the operations.
+    others : str
+        Name of the optimizer that updates all weights but the matrices of layers; empty if it
+        updates all weights itself.
+    host_waits : bool
+        Whether the host reads numbers that its updates compute, and waits for them.
     torch_class : str
         Name of its class in ``torch.optim``; empty if there is none that can train a whole model.
     torch_arguments : mapping
@@ -128,6 +137,9 @@ class Optimizer:
     fused_kernel: str = ""
     sparse_rows: bool = False
     updates_rows: bool = True
+    by_shape: bool = False
+    others: str = ""
+    host_waits: bool = False
     torch_class: str = ""
     torch_arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -156,6 +168,8 @@ class Optimizer:
         ValueError
             For a form that it does not have.
         """
+        if form == "fused" and self.others:  # of the weights that it leaves to another one
+            return OPTIMIZERS[self.others].operations(form)
         if form == "fused" and form not in self.forms:
             raise ValueError(
                 f"fused is True with optimizer {self.name!r}, which has no kernel for all weights; "
@@ -218,11 +232,77 @@ class Optimizer:
         -------
         nbytes : float
             Of all states [B].
+
+        Raises
+        ------
+        ValueError
+            For an optimizer that keeps other numbers for each shape, see `count_states`.
         """
+        self._refuse_shapes("states")
         operands = STATES[: self.states]
         if self.quantized:
             operands += SCALES[: self.states]
         return sum((self.find_itemsize(operand, itemsize) for operand in operands), start=0.0)
+
+    def count_states(self, shape: Sequence[Values], *, is_hidden: bool) -> Values:
+        """Count the numbers that it keeps for a weight.
+
+        Parameters
+        ----------
+        shape : sequence of int or array
+            Sizes of the weight [-].
+        is_hidden : bool
+            Whether it is one of the layers, not of embeddings or head.
+
+        Returns
+        -------
+        numbers : same kind as the sizes
+            Without step counters [-].
+
+        Examples
+        --------
+        Muon keeps one number for each of a matrix, Adafactor one for each row and column:
+
+        >>> find_optimizer("muon").count_states((64, 192), is_hidden=True)
+        12288
+        >>> find_optimizer("muon").count_states((64, 192), is_hidden=False)
+        24576
+        >>> find_optimizer("adafactor").count_states((64, 192), is_hidden=True)
+        256
+        """
+        if self.others and not self.updates_alone(shape, is_hidden=is_hidden):
+            return OPTIMIZERS[self.others].count_states(shape, is_hidden=is_hidden)
+        if self.by_shape and not self.others and len(shape) > 1:
+            rows, columns = prod(shape[:-1]), prod((*shape[:-2], shape[-1]))
+            return rows + columns
+        return self.states * prod(shape)
+
+    def updates_alone(self, shape: Sequence[Values], *, is_hidden: bool) -> bool:
+        """Whether it updates a weight by the operations of its shape, one weight after another.
+
+        Parameters
+        ----------
+        shape : sequence of int or array
+            Sizes of the weight [-].
+        is_hidden : bool
+            Whether it is one of the layers, not of embeddings or head.
+
+        Returns
+        -------
+        alone : bool
+            False for what `others` updates.
+        """
+        if not self.others:
+            return self.by_shape
+        return is_hidden and len(shape) == 2
+
+    def _refuse_shapes(self, what: str) -> None:
+        """Raise a ValueError if it keeps and moves other numbers for each shape."""
+        if self.by_shape:
+            raise ValueError(
+                f"{what} of the optimizer {self.name!r} depend on the shape of each weight; take "
+                "Optimizer.count_states, or a prediction of a Transformer"
+            )
 
     def _list_fused(self) -> tuple[ElementwiseStep, ...]:
         """The fused kernel, and before it the kernel that adds one to all step counters."""
@@ -253,7 +333,13 @@ class Optimizer:
         -------
         nbytes : same kind as `parameters`
             Bytes read and written, without the step counters [B].
+
+        Raises
+        ------
+        ValueError
+            For an optimizer whose operations depend on the shape of a weight.
         """
+        self._refuse_shapes("bytes of an update")
         each = 0.0
         for operation in self.operations(form):
             for operand in operation.reads + operation.writes:
@@ -275,7 +361,13 @@ class Optimizer:
         -------
         nbytes : same kind as `rows`
             As many numbers as weights for each state, or one for each row [B].
+
+        Raises
+        ------
+        ValueError
+            For an optimizer that keeps other numbers for each shape.
         """
+        self._refuse_shapes("states of tables")
         return 1.0 * rows * (self.states_per_row + 1.0 * self.states * dim) * itemsize
 
     def row_state_bytes(self, row: Values, access: float) -> Values:
@@ -403,6 +495,15 @@ OPTIMIZERS: dict[str, Optimizer] = {
             update=_QUANTIZED_ADAM,
             updates_rows=False,
         ),
+        Optimizer("muon", states=1, updates_rows=False, by_shape=True, others="adamw"),
+        Optimizer(
+            "adafactor",
+            states=1,
+            updates_rows=False,
+            by_shape=True,
+            host_waits=True,
+            torch_class="Adafactor",
+        ),
         Optimizer("rowwise_adagrad", states=0, states_per_row=1),
         Optimizer("sparse_adam", states=2),
     )
@@ -410,7 +511,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
 _FUSED = "_fused"
 
 
-def list_optimizers(*, dense: bool = False, rows: bool = False) -> tuple[str, ...]:
+def list_optimizers(
+    *, dense: bool = False, rows: bool = False, by_shape: bool = True
+) -> tuple[str, ...]:
     """Names of all optimizers.
 
     Parameters
@@ -419,6 +522,8 @@ def list_optimizers(*, dense: bool = False, rows: bool = False) -> tuple[str, ..
         Whether to list only those that can update weights outside of tables.
     rows : bool, optional
         Whether to list only those that can update single rows of tables.
+    by_shape : bool, optional
+        Whether to list also those whose updates depend on the shape of a weight.
 
     Returns
     -------
@@ -427,14 +532,17 @@ def list_optimizers(*, dense: bool = False, rows: bool = False) -> tuple[str, ..
     """
     names = []
     for name, optimizer in OPTIMIZERS.items():
-        can_update = bool(optimizer.update) or not dense
+        can_update = bool(optimizer.update) or optimizer.by_shape or not dense
         can_update_rows = optimizer.updates_rows or not rows
-        if can_update and can_update_rows:
+        is_wanted = by_shape or not optimizer.by_shape
+        if can_update and can_update_rows and is_wanted:
             names.append(name)
     return tuple(names)
 
 
-def find_optimizer(name: str, *, dense: bool = False, rows: bool = False) -> Optimizer:
+def find_optimizer(
+    name: str, *, dense: bool = False, rows: bool = False, by_shape: bool = True
+) -> Optimizer:
     """The optimizer of a name.
 
     Parameters
@@ -445,6 +553,8 @@ def find_optimizer(name: str, *, dense: bool = False, rows: bool = False) -> Opt
         Whether it has to update weights outside of tables.
     rows : bool, optional
         Whether it has to update single rows of tables.
+    by_shape : bool, optional
+        Whether its updates may depend on the shape of a weight.
 
     Returns
     -------
@@ -463,11 +573,12 @@ def find_optimizer(name: str, *, dense: bool = False, rows: bool = False) -> Opt
     >>> find_optimizer("rowwise_adagrad", dense=True)
     Traceback (most recent call last):
     ...
-    ValueError: optimizer is 'rowwise_adagrad'; known are sgd, sgd_momentum, adagrad, adam, adamw, adamw_8bit; did you mean 'adagrad'?
+    ValueError: optimizer is 'rowwise_adagrad'; known are sgd, sgd_momentum, adagrad, adam, adamw, adamw_8bit, muon, adafactor; did you mean 'adagrad'?
     """
     if isinstance(name, str) and not dense:
         name = split_form(name)[0]
-    return OPTIMIZERS[check_choice("optimizer", name, list_optimizers(dense=dense, rows=rows))]
+    known = list_optimizers(dense=dense, rows=rows, by_shape=by_shape)
+    return OPTIMIZERS[check_choice("optimizer", name, known)]
 
 
 def split_form(name: str) -> tuple[str, str]:

@@ -489,4 +489,4 @@ def optimizer_bytes(optimizer: str, parameters: Values, *, itemsize: float = 4) 
     2.857
     """
     base, form = split_form(optimizer) if isinstance(optimizer, str) else (optimizer, "for_each")
-    return find_optimizer(base, dense=True).update_bytes(parameters, itemsize, form)
+    return find_optimizer(base, dense=True, by_shape=False).update_bytes(parameters, itemsize, form)

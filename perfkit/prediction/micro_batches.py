@@ -37,7 +37,7 @@ from perfkit.prediction.strategy_records import REGIONS, ByRegion, Quantity, Wor
 from perfkit.prediction.tiles import expose_tiles, find_tiled_messages
 from perfkit.workloads.blocks import RegionWeights, record_part
 from perfkit.workloads.columns import Accesses, Features, HostCalls, OperationSizes
-from perfkit.workloads.execution import HANDED, execute, refuse_hooks
+from perfkit.workloads.execution import HANDED, execute, refuse_hooks, refuse_waits
 from perfkit.workloads.fp8 import find_layout
 from perfkit.workloads.graph import STAGE_HOST, Graph, Label
 from perfkit.workloads.iteration import fill_buckets
@@ -269,14 +269,17 @@ def reorders_tokens(model: Transformer, s: Strategy) -> np.ndarray:
 
 class MicroBatch(NamedTuple):
     """What a rank does, as it is executed and as it was recorded, and by region the numbers of its
-    weights, those of them that are trained, and those that a gather of all of them sends, see
-    `perfkit.workloads.blocks.RecordedPart` [-]."""
+    weights, those of them that are trained, those that a gather of all of them sends, and those that
+    the optimizer keeps, see `perfkit.workloads.blocks.RecordedPart` [-]; and the most that updates
+    of one weight after another hold [B]."""
 
     graph: Graph
     recorded: Graph
     weights: ByRegion[Array]
     trained: ByRegion[Array]
     sent: ByRegion[Array]
+    states: ByRegion[Array]
+    update_scratch: float
 
 
 class PhaseTimes(NamedTuple):
@@ -309,6 +312,8 @@ class RegionTimes(NamedTuple):
     weights, trained, sent : array
         Numbers of its weights on a rank, those of them that are trained, and those that a gather of all
         of them sends, in the format of layers [-].
+    states : array
+        Numbers that the optimizer keeps for those that are trained [-].
     saved : array
         Activations of the forward pass that its backward pass reads [B].
     """
@@ -320,6 +325,7 @@ class RegionTimes(NamedTuple):
     weights: Array
     trained: Array
     sent: Array
+    states: Array
     saved: Array
 
 
@@ -469,6 +475,8 @@ class MicroBatchTimes(NamedTuple):
         pass [s].
     update : WeightWork
         What the optimizer does.
+    update_scratch : array
+        The most that updates of one weight after another hold beside what is kept; 0 for others [B].
     weight_casts : WeightWork
         Copies of the updated weights in the format in which layers work.
     packing : array
@@ -493,6 +501,7 @@ class MicroBatchTimes(NamedTuple):
     attention: AttentionWork
     weight_gradients: Work
     update: WeightWork
+    update_scratch: Array
     weight_casts: WeightWork
     packing: Array
     layer_copies: UnitCopies
@@ -736,6 +745,7 @@ def record_micro_batch(
     )
     if execution == "compiled":
         refuse_hooks(model.optimizer_in_backward)
+    refuse_waits(model.optimizer, execution)
     executed = execute([part.graph], execution, pads_products=pads_products)[0]
     if executed.execution == "compiled":
         executed = _hand_weights_to_regions(executed)
@@ -744,7 +754,13 @@ def record_micro_batch(
         return ByRegion(*(np.broadcast_to(of_region, len(batch)) for of_region in weights))
 
     return MicroBatch(
-        executed, part.graph, spread(part.weights), spread(part.trained), spread(part.sent)
+        executed,
+        part.graph,
+        spread(part.weights),
+        spread(part.trained),
+        spread(part.sent),
+        spread(part.states),
+        part.update_scratch,
     )
 
 
@@ -839,23 +855,30 @@ def price_micro_batch(
     weight_casts = _time_with_weights(rows, rows.modules == "exchange.narrow", all_trained)
     layer_casts = trained.layer * weight_casts.device
     end_casts = (trained.embeddings + trained.head) * weight_casts.device
+    states = micro_batch.states
     embeddings = _time_region(
         rows,
         "embeddings",
         weights.embeddings,
         trained.embeddings,
         sent.embeddings,
+        states.embeddings,
         saved.embeddings,
     )
-    layer = _time_region(rows, "layers", weights.layer, trained.layer, sent.layer, saved.layer)
-    head = _time_region(rows, "head", weights.head, trained.head, sent.head, saved.head)
+    layer = _time_region(
+        rows, "layers", weights.layer, trained.layer, sent.layer, states.layer, saved.layer
+    )
+    head = _time_region(
+        rows, "head", weights.head, trained.head, sent.head, states.head, saved.head
+    )
     times = MicroBatchTimes(
         embeddings=embeddings,
         layer=layer,
         head=head,
         attention=_time_attention(rows, recomputed),
         weight_gradients=_time_weight_gradients(rows),
-        update=_time_update(rows, model, trained),
+        update=_time_update(rows, model, trained, _find_reads(graph)),
+        update_scratch=np.asarray(micro_batch.update_scratch),
         weight_casts=weight_casts,
         packing=rows.add_device(rows.modules == "exchange.whole") / all_trained,
         layer_copies=_time_unit(rows, "layers", ("layers",), layer_casts),
@@ -880,7 +903,7 @@ def _shorten_first_layer(times: MicroBatchTimes, rows: _Rows) -> MicroBatchTimes
     """Take from the backward pass of the embeddings what the first layer does less than others: no
     gradient of its input is wanted where embeddings are frozen."""
     none = np.zeros(rows.device.shape[1])
-    first = _time_region(rows, "layers", none, none, none, none).backward
+    first = _time_region(rows, "layers", none, none, none, none, none).backward
     layer, embeddings = times.layer.backward, times.embeddings
     backward = embeddings.backward._replace(
         device=embeddings.backward.device + first.device - layer.device,
@@ -1001,7 +1024,13 @@ def _list_rows_of_pass(graph: Graph, phase: str, *, without_weights: bool) -> np
 
 
 def _time_region(
-    rows: _Rows, region: str, weights: Array, trained: Array, sent: Array, saved: Array
+    rows: _Rows,
+    region: str,
+    weights: Array,
+    trained: Array,
+    sent: Array,
+    states: Array,
+    saved: Array,
 ) -> RegionTimes:
     """Both passes through a region, and the sums of its gradients."""
     of_region = rows.find_region(region)
@@ -1026,6 +1055,7 @@ def _time_region(
         weights=weights,
         trained=trained,
         sent=sent,
+        states=states,
         saved=saved,
     )
 
@@ -1086,9 +1116,30 @@ def _time_with_weights(rows: _Rows, chosen: np.ndarray, weights: Array) -> Weigh
     return WeightWork(rows.add_device(chosen) / weights, rows.hosts.operations[chosen].sum())
 
 
-def _time_update(rows: _Rows, model: Transformer, trained: ByRegion[Array]) -> WeightWork:
-    """Time of the update for each trained number, and of its calls: of weights that have optimizers or
-    kernels of their own, those of all layers."""
+def _find_reads(graph: Graph) -> np.ndarray:
+    """Whether each operation finds the norm of a whole tensor in an update, which hosts of some
+    optimizers read."""
+    is_norm = np.array([label.name == "linalg_vector_norm" for label in graph.labels], dtype=bool)
+    is_whole = graph.column("rows").reshape(len(graph), -1)[:, 0] == 1
+    return is_norm & is_whole & np.array([label.phase == "update" for label in graph.labels])
+
+
+def _join_between_reads(rows: _Rows, chosen: np.ndarray, reads: np.ndarray) -> Array:
+    """Time of the chosen operations if the host waits behind each of some `reads`: between two of
+    them that of the slower of host and device [s]."""
+    joined = np.zeros(rows.device.shape[1])
+    places = np.flatnonzero(chosen)
+    ends = np.flatnonzero(reads[places]) + 1
+    for part in np.split(places, ends):
+        joined = joined + np.maximum(rows.add_device(part), rows.hosts.operations[part].sum())
+    return joined
+
+
+def _time_update(
+    rows: _Rows, model: Transformer, trained: ByRegion[Array], reads: np.ndarray
+) -> WeightWork:
+    """Time of the update for each trained number, and of its calls: of weights that have optimizers,
+    kernels or operations of their own, those of all layers."""
     layers = model.layers
     ends = trained.embeddings + trained.head
     in_layer = rows.modules == "update.layers"
@@ -1102,6 +1153,10 @@ def _time_update(rows: _Rows, model: Transformer, trained: ByRegion[Array]) -> W
         more = (sums.sum() + (layers - 1) * of_layer) / max(sums.sum(), 1)
         return update._replace(host=more * update.host)
     in_ends = rows.modules == "update.ends"
+    if find_optimizer(model.optimizer).host_waits:
+        joined = layers * _join_between_reads(rows, in_layer, reads)
+        joined = joined + _join_between_reads(rows, in_ends, reads)
+        return WeightWork(joined / (layers * trained.layer + ends), joined)
     device = layers * rows.add_device(in_layer) + rows.add_device(in_ends)
     host = layers * rows.hosts.operations[in_layer].sum() + rows.hosts.operations[in_ends].sum()
     return WeightWork(device / (layers * trained.layer + ends), host)

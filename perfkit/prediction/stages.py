@@ -11,6 +11,7 @@ import numpy as np
 from perfkit.ground.units import check_type, show
 from perfkit.models.checkpoints import EVERY_LAYER
 from perfkit.models.offload import FROM_HOST, HOST_UPDATE, TO_HOST
+from perfkit.models.optimizers import find_optimizer
 from perfkit.models.partitions import Step, find_schedules, list_steps
 from perfkit.platform.platform import Platform
 from perfkit.prediction.micro_batches import PAIRS, record_micro_batch
@@ -420,7 +421,9 @@ class _StageMaker:
             share *= (1.0 - experts) / self.owners + experts / self.sharers
         on_host = self.update_on_host(program, units)
         on_device = share * (1.0 - float(self.offload.fraction))
-        if on_device:
+        if find_optimizer(self.model.optimizer).by_shape:
+            self.update_by_shape(program, units)
+        elif on_device:
             rows = [*self.updates, *self.list_narrowing()]
             updates = [self.table.copy(row, "update", on_device) for row in rows]
             program.run(self.table.make_block(updates))
@@ -429,6 +432,29 @@ class _StageMaker:
     def list_narrowing(self) -> list[int]:
         """Rows that copy updated weights to the format of layers."""
         return self.table.find("exchange.narrow", "update")
+
+    def update_by_shape(self, program: Program, units: list[Unit]) -> None:
+        """Update the weights of a whole model one after another, those of each layer by operations of
+        their own.
+
+        Raises
+        ------
+        ValueError
+            For an optimizer whose host waits for numbers, which stages do not know.
+        """
+        if find_optimizer(self.model.optimizer).host_waits:
+            raise ValueError(
+                f"optimizer is {self.model.optimizer!r} in {self.micro_batches} micro-batches, which are "
+                "too many for the graph of the model; take a larger micro_batch, or pk.explore"
+            )
+        of_layer, of_ends = list[int](), list[int]()
+        for row in self.updates:
+            updates = of_layer if self.table.labels[row].module == "update.layers" else of_ends
+            updates.append(row)
+        for unit in units:
+            if unit.region == "layers":
+                program.run(self.table.make_block(of_layer), unit.layer)
+        program.run(self.table.make_block(of_ends))
 
     def update_on_host(self, program: Program, units: list[Unit]) -> list[int]:
         """Let the host update its share of the weights of a stage, with the copies that are sent

@@ -45,12 +45,13 @@ class _Numbers(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """Numbers of all weights of a stage, and of those that are trained; and by how many ranks they
-    are shared on average [-]."""
+    """Numbers of all weights of a stage, and of those that are trained; by how many ranks they are
+    shared on average; and numbers that the optimizer keeps, of a stage that is the whole model [-]."""
 
     held: _Numbers
     trained: _Numbers
     owners: Array
+    states: Array
 
 
 class _Stage(NamedTuple):
@@ -254,6 +255,7 @@ def _make_stage(
     held = _Numbers(layer.weights, ends, layers * layer.weights + ends)
     trained = _Numbers(layer.trained, trained_ends, layers * layer.trained + trained_ends)
     owners = np.where(s.zero > 0, average_owners(case, layers, held.all), 1.0)
+    states = layers * layer.states + case.times.embeddings.states + case.times.head.states
     batches = partitions.held_batches(
         sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks, stage=number
     )
@@ -265,7 +267,7 @@ def _make_stage(
         has_embeddings=np.broadcast_to(np.equal(number, 0), case.count),
         has_head=has_head,
         layers=layers,
-        weights=_Weights(held, trained, owners),
+        weights=_Weights(held, trained, owners, states),
         held=batches,
         put_off=np.where(schedule.puts_off_weights, np.minimum(number, sizes.micro), 0.0),
         losses=np.where(schedule.all_forward_first, sizes.micro, 1.0),
@@ -333,7 +335,11 @@ def _hold_states(
         in_shards = (s.zero > 0) & ~software.whole_buffers
         has_masters = np.logical_not(in_shards | _is_autocast(s, sizes))
     masters = np.where(has_masters, 1.0, 0.0)
-    states = find_optimizer(model.optimizer).kept_bytes(sizes.wide)
+    optimizer = find_optimizer(model.optimizer)
+    if optimizer.by_shape:
+        # of replicas of the whole model
+        return np.asarray(sizes.wide * weights.states)
+    states = optimizer.kept_bytes(sizes.wide)
     return np.asarray(
         partitions.model_state_bytes(
             weights.trained.all,
@@ -514,7 +520,7 @@ def _list_candidates(case: Case, software: _Software, stage: _Stage) -> list[_Ca
         _find_next_micro_batch(case, software, stage, backward, gradients, gathered),
         _find_packing_of_layer(sizes, weights, backward, activations, gradients, gathered),
         _find_packing_of_ends(sizes, weights, gradients),
-        _find_update(case.model, sizes, weights, gradients, itemsize),
+        _find_update(case, weights, gradients, itemsize),
     ]
     return [
         candidate._replace(gradients=candidate.gradients + gradients.placeholders)
@@ -668,14 +674,17 @@ def _find_packing_of_ends(sizes: Sizes, weights: _Weights, gradients: _Gradients
 
 
 def _find_update(
-    model: Transformer, sizes: Sizes, weights: _Weights, gradients: _Gradients, itemsize: Array
+    case: Case, weights: _Weights, gradients: _Gradients, itemsize: Array
 ) -> _Candidate:
     """The update, with the tensors that it writes beside its results."""
+    sizes = case.sizes
     trained = weights.trained.all
     all_gradients = np.where(gradients.until_update, itemsize * trained, gradients.sums)
     none = np.zeros(len(all_gradients))
-    updated = sizes.wide * trained / weights.owners
-    return _Candidate(none, all_gradients, none, updated * _count_scratch(model))
+    scratch = case.times.update_scratch + none
+    if not find_optimizer(case.model.optimizer).by_shape:
+        scratch = sizes.wide * trained / weights.owners * _count_scratch(case.model)
+    return _Candidate(none, all_gradients, none, scratch)
 
 
 def _count_scratch(model: Transformer) -> float:

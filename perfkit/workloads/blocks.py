@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfkit.models.optimizers import Optimizer, find_optimizer
 from perfkit.workloads import layers
 from perfkit.workloads.activations import make_activation
 from perfkit.workloads.attention_blocks import attend, attend_latent
@@ -33,6 +34,7 @@ from perfkit.workloads.tape import (
     empty_bucket,
     fill_bucket,
 )
+from perfkit.workloads.weight_updates import measure_scratch
 
 #: Ways to train on several ranks. Ranks share nothing; states of the optimizer; gradients too;
 #: weights too.
@@ -570,13 +572,21 @@ class RecordedPart(NamedTuple):
         Its operations, see `record_part`.
     weights, trained, sent : RegionWeights
         Numbers of the weights of each region, those of them that are trained, and as many as a
-        message of all of them has bytes for in the format of layers.
+        message of all of them has bytes for in the format of layers. Frozen weights in fewer bits
+        count as many as they have bytes for.
+    states : RegionWeights
+        Numbers that the optimizer keeps for those that are trained, without scales of blocks.
+    update_scratch : float
+        Most bytes that updates of one weight after another hold beside what is kept; 0 for other
+        updates [B].
     """
 
     graph: Graph
     weights: RegionWeights
     trained: RegionWeights
     sent: RegionWeights
+    states: RegionWeights
+    update_scratch: float
 
 
 def record_part(
@@ -665,7 +675,7 @@ def record_part(
     if model.optimizer_in_backward:
         update_one_by_one(tape, model.optimizer, "fused" if model.fused else "for_each")
     else:
-        step(tape, model.optimizer, lists=True, fused=model.fused)
+        step(tape, model.optimizer, lists=True, fused=model.fused, by_region=True)
     if model.mixed and not autocast:
         tape.module = "exchange.narrow"
         for weight in tape.trained:
@@ -690,7 +700,14 @@ def record_part(
         columns=columns,
         buffers=tuple(buffers),
     )
-    return RecordedPart(graph, weights, trained, _count_sent(tape, weights))
+    return RecordedPart(
+        graph,
+        weights,
+        trained,
+        _count_sent(tape, weights),
+        _count_states(tape, find_optimizer(model.optimizer)),
+        measure_scratch(tape.operations),
+    )
 
 
 def _count_sent(tape: Tape, weights: RegionWeights) -> RegionWeights:
@@ -700,16 +717,40 @@ def _count_sent(tape: Tape, weights: RegionWeights) -> RegionWeights:
     return weights._replace(layer=weights.layer - in_fp8 * (1.0 - 1.0 / tape.itemsize))
 
 
+def _count_states(tape: Tape, optimizer: Optimizer) -> RegionWeights:
+    """Numbers that an optimizer keeps for the trained weights of each region."""
+
+    def count(weight: Weight) -> Any:
+        if not weight.needs_gradient:
+            return 0
+        return optimizer.count_states(weight.shape, is_hidden=weight.layer is not None)
+
+    return _add_up_by_region(tape, count)
+
+
 def _count_by_region(tape: Tape, *, trained_alone: bool = False) -> RegionWeights:
     """Numbers of the weights of a tape that has recorded one layer, by region."""
+
+    def count(weight: Weight) -> Any:
+        if trained_alone and not weight.needs_gradient:
+            return 0
+        if weight.frozen_format is not None:
+            return weight.nbytes / weight.itemsize
+        return weight.numel
+
+    return _add_up_by_region(tape, count)
+
+
+def _add_up_by_region(tape: Tape, count: Callable[[Weight], Any]) -> RegionWeights:
+    """Add up a number of each weight of a tape that has recorded one layer, by region."""
     in_layer = [number for number, weight in enumerate(tape.weights) if weight.layer == 0]
     first, end = in_layer[0], in_layer[-1] + 1
 
-    def count(weights: Sequence[Weight]) -> Any:
-        return sum(weight.numel for weight in weights if weight.needs_gradient or not trained_alone)
+    def add_up(weights: Sequence[Weight]) -> Any:
+        return sum(count(weight) for weight in weights)
 
     return RegionWeights(
-        embeddings=count(tape.weights[:first]),
-        layer=count(tape.weights[first:end]),
-        head=count(tape.weights[end:]),
+        embeddings=add_up(tape.weights[:first]),
+        layer=add_up(tape.weights[first:end]),
+        head=add_up(tape.weights[end:]),
     )

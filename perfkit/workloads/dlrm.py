@@ -93,7 +93,7 @@ def _check_optimizer(optimizer: str, embedding: str, *, sparse: bool, fused: boo
     """Refuse an optimizer without the kernels that a model asks for, or one that needs the sum of
     all gradients of a row where nothing adds them up."""
     summed = embedding == "exact" or (embedding == "separate" and not sparse)
-    update = find_optimizer(optimizer, dense=True, rows=embedding == "exact")
+    update = find_optimizer(optimizer, dense=True, rows=embedding == "exact", by_shape=False)
     if fused:
         update.operations("fused")  # an error if there is no such kernel
     if not summed and not update.sparse_rows:

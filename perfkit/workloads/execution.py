@@ -11,6 +11,7 @@ import numpy as np
 
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_choice
+from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.columns import Access, Accesses, Features, Waits
 from perfkit.workloads.fp8 import CAST_SCALED, LONE_CASTS
 from perfkit.workloads.graph import Graph, Label
@@ -652,6 +653,28 @@ def refuse_hooks(updates_in_backward: bool) -> None:
         )
 
 
+def refuse_waits(optimizer: str, execution: str | None) -> None:
+    """Refuse CUDA graphs of a step whose host waits for numbers of the update.
+
+    Parameters
+    ----------
+    optimizer : str
+        Name of the optimizer; empty if it is not known.
+    execution : str or None
+        How the step is executed.
+
+    Raises
+    ------
+    ValueError
+        If it waits, and the execution is ``graphs``.
+    """
+    if execution == "graphs" and optimizer and find_optimizer(optimizer).host_waits:
+        raise ValueError(
+            f"execution is 'graphs' with optimizer {optimizer!r}, whose update reads numbers back to the host, "
+            "which a CUDA graph cannot hold; take execution='eager', or optimizer='adamw'"
+        )
+
+
 def execute(
     graphs: Sequence[Graph], execution: str | None, *, pads_products: bool = True
 ) -> list[Graph]:
@@ -692,6 +715,7 @@ def execute(
             raise ValueError(
                 f"{fault}; it can be priced as {' or '.join(allowed)}; else record it again"
             )
+        refuse_waits(graph.optimizer, execution)
         if execution == "compiled" and graph.execution != "compiled":
             refuse_hooks(graph.updates_in_backward)
             # ranks whose tables differ in sizes share all that else decides what is merged

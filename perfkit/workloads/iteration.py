@@ -31,6 +31,7 @@ from perfkit.workloads.operations import FP8_PRODUCTS, Tensor, Weight
 from perfkit.workloads.structure import OpenGraph, SizeTable
 from perfkit.workloads.symbolic_sizes import SymbolicSize
 from perfkit.workloads.tape import Calls, LaunchWait, RecordedAccess, Tape
+from perfkit.workloads.weight_updates import update_by_shape
 
 #: Bytes at which DistributedDataParallel reduces the first bucket of gradients, and each later one
 #: [B].
@@ -58,15 +59,32 @@ def average(tape: Tape) -> None:
             weight.gradient = Tensor(flat.storage, weight.shape, tape.wide, layer=weight.layer)
 
 
-def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False) -> None:
+def step(
+    tape: Tape,
+    optimizer: str,
+    *,
+    lists: bool = False,
+    fused: bool = False,
+    by_region: bool = False,
+) -> None:
     """Update the weights: one after the other, in lists, or all by one fused kernel; of some tables
-    single rows."""
+    single rows. `by_region` names the modules of updates by shape ``update.layers`` and
+    ``update.ends``, and that of other weights as the latter."""
     tape.module = ""
     # others were updated by the backward pass
     weights = [weight for weight in tape.weights if weight.stored.gradient is not None]
     dense = [weight for weight in weights if weight.row_update is None]
     rows = [weight for weight in weights if weight.row_update is not None]
     chosen = find_optimizer(optimizer)
+    if chosen.by_shape:
+        module = "update" if by_region else ""
+        alone = [weight for weight in dense if _is_updated_alone(chosen, weight)]
+        update_by_shape(tape, chosen.name, [weight.stored for weight in alone], module=module)
+        dense = [weight for weight in dense if not _is_updated_alone(chosen, weight)]
+        weights = dense
+        tape.module = "update.ends" if by_region else ""
+        if chosen.others:
+            chosen = find_optimizer(chosen.others)
     if rows and not chosen.sparse_rows:
         raise ValueError(
             f"optimizer is {optimizer!r}; it updates no single rows of tables; take 'sgd', or dense "
@@ -83,6 +101,11 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
             _update_rows(tape, weight)
         else:
             _update_dense(tape, [weight], chosen, "eager")
+
+
+def _is_updated_alone(optimizer: Optimizer, weight: Weight) -> bool:
+    """Whether an optimizer updates a weight by the operations of its shape."""
+    return optimizer.updates_alone(weight.shape, is_hidden=weight.layer is not None)
 
 
 def update_in_backward(tape: Tape, optimizer: str, form: str, weight: Weight) -> None:
@@ -278,7 +301,17 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
     if frame.dtype == "fp8":  # only products are
         formats = ("fp8" if label.name in FP8_PRODUCTS else "bf16" for label in rows.labels)
         frame = replace(frame, dtypes=tuple(formats))
+    elif tape.updates_in_bf16 and frame.dtype not in ("bf16", "fp16"):
+        formats = (_name_format(label, frame.dtype) for label in rows.labels)
+        frame = replace(frame, dtypes=tuple(formats))
     return OpenGraph(frame, sizes, rows.features, rows.accesses)
+
+
+def _name_format(label: Label, dtype: str) -> str:
+    """The format of an operation of an iteration in `dtype` whose updates have products in bf16."""
+    if label.phase == "update" and label.kind == "gemm":
+        return "bf16"
+    return dtype
 
 
 def _list_rows(tape: Tape, sizes: SizeTable) -> _Rows:

@@ -226,6 +226,51 @@ class LinearFp8(Layer):
         tape.pass_on(self.weight, dw)
 
 
+class LinearFrozen(Layer):
+    """Product with a frozen weight (outputs × inputs) that is stored in fewer bits, with or without a
+    bias: the weight is expanded first (`dequantize_4bit`), and not kept.
+
+    If its scales have 8 bits, these are expanded before (`dequantize_blockwise`, `add_offset_`). Backward:
+    the weight is expanded again for the gradient of the operand, as in bitsandbytes' `MatMul4Bit`.
+    """
+
+    backward_views = 1  # the weight, transposed
+
+    def forward(self, tape: Tape, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        """Append the expansion and `mm` or `addmm`."""
+        self.x, self.weight, self.bias = x, weight, bias
+        y = tape.tensor(*x.shape[:-1], weight.shape[0], itemsize=x.itemsize)
+        wide = self._expand(tape)
+        tape.product("mm" if bias is None else "addmm", NT, x, wide, y, bias=bias)
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append the expansion and the product of the gradient of the operand."""
+        if not self.x.needs_gradient:
+            return
+        dx = tape.like(self.x)
+        wide = self._expand(tape)
+        tape.product("mm", NN, dy, wide, dx)
+        tape.pass_on(self.x, dx)
+
+    def _expand(self, tape: Tape) -> Tensor:
+        """The weight in the format of the product."""
+        weight, stored_as = self.weight, self.weight.frozen_format
+        assert stored_as is not None
+        reads: list[Tensor] = [weight]
+        if stored_as.scale_block:
+            count = stored_as.count_scales(weight.numel)
+            narrow = Tensor(weight.storage, (count,), 1, layer=weight.layer)
+            scales = tape.tensor(count, itemsize=4)
+            tape.elementwise("dequantize_blockwise", [narrow], [scales])
+            tape.elementwise("add_offset_", [scales], [scales], "add_scalar_")
+            reads.append(scales)
+        wide = tape.tensor(*weight.shape, itemsize=self.x.itemsize)
+        sizes = OperationSizes(elements=weight.numel)
+        tape.emit("dequantize_4bit", "elementwise", reads, [wide], sizes)
+        return wide
+
+
 class BatchedProduct(Layer):
     """Products of many matrices in one kernel: `bmm` of (batch, m, k) with (batch, k, n), or, if the
     right ones are transposed views (`NT`), with (batch, n, k).

@@ -32,6 +32,7 @@ from perfkit.workloads.layer_types import (
     LayerNorm,
     Linear,
     LinearFp8,
+    LinearFrozen,
     LinearWithEpilogues,
     LinearWithoutBias,
     Multiply,
@@ -71,6 +72,9 @@ def linear(
     """Linear layer; its weight (outputs × inputs) is cast once in an iteration. Products may run in
     `fp8`."""
     x = cast(tape, x, tape.itemsize)
+    if weight.frozen_format is not None:
+        frozen = [weight] if bias is None else [weight, _narrow(tape, bias)]
+        return tape.apply(LinearFrozen(), x, *frozen)
     operands = [x, _narrow(tape, weight)]
     if bias is not None:
         operands.append(_narrow(tape, bias))

@@ -5,6 +5,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from perfkit.workloads.columns import OperationSizes
+from perfkit.workloads.frozen_formats import FrozenFormat
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Kernels that a GPU starts to sort by key [-].
@@ -92,6 +93,8 @@ class Weight(Tensor):
         Whether ranks gather it in fp8, for products that take it so.
     due : int
         Gradients that are still to arrive in this micro-batch [-].
+    frozen_format : FrozenFormat, optional
+        How it is stored if it is frozen and products do not take it as it is.
     """
 
     module: str = ""
@@ -105,6 +108,18 @@ class Weight(Tensor):
     fp8: Any = None
     in_fp8: bool = False
     due: int = 0
+    frozen_format: FrozenFormat | None = None
+
+    def freeze_as(self, frozen_format: FrozenFormat) -> None:
+        """Store its numbers in a format that products do not take.
+
+        Parameters
+        ----------
+        frozen_format : FrozenFormat
+            The format.
+        """
+        self.frozen_format = frozen_format
+        self.nbytes = frozen_format.count_bytes(self.numel)
 
     @property
     def stored(self) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.workloads import layers
+from perfkit.workloads.frozen_formats import FROZEN_FORMATS
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.tape import Tape
 
@@ -113,6 +114,8 @@ def project(tape: Tape, model: Any, x: Tensor, width: Any, name: str = "") -> Te
     """A linear layer, with a bias if the model has biases or says so of this product, and an adapter if the model has one on
     products of this `name`."""
     weight = tape.parameter(width, x.shape[-1])
+    if model.frozen_format and tape.layer is not None and not weight.needs_gradient:
+        weight.freeze_as(FROZEN_FORMATS[model.frozen_format])
     has_bias = None
     if name in _BIASES:
         has_bias = getattr(model, _BIASES[name])

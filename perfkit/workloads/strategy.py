@@ -10,6 +10,7 @@ import numpy as np
 from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_sizes, check_type, show
 from perfkit.models.checkpoints import EVERY_LAYER, check_checkpoints, recomputes
+from perfkit.models.optimizers import find_optimizer
 from perfkit.models.partitions import BREADTH_FIRST, CHUNKED, SCHEDULES, find_schedules
 from perfkit.workloads.sizes import check_size
 
@@ -860,8 +861,10 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         without, if they are stated and not the only ones of their stage, see `spread_chunks`. With
         ``interleaved`` the stages must divide the micro-batches. The first chunk of several stages
         holds all `dense_layers`, and one more. Low-rank adapters, ``lora_rank``, need replicas of
-        the whole model without buffers, and `optimizer_in_backward` one rank and one micro-batch.
-        Ranks do not share the tokens of images, which have a `patch`.
+        the whole model without buffers, `frozen_format` such that share no weights,
+        `optimizer_in_backward` one rank and one micro-batch, and an optimizer whose updates depend on
+        the shape of a weight replicas that share no states. Ranks do not share the tokens of images,
+        which have a `patch`.
     """
     kv_heads = model.kv_heads or model.heads
     sharing = s.ranks_sharing_heads
@@ -893,6 +896,13 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     # adapters were checked on replicas of a whole model alone
     keeps_states = np.equal(s.offload, "none")
     adapters_fit = s.alone & keeps_states | np.equal(model.lora_rank, 0)
+    # ranks that share a weight would have to gather it, or its sums; hosts that wait for numbers are
+    # known to the graph of the model alone
+    optimizer = find_optimizer(model.optimizer)
+    is_replica = s.alone & keeps_states & np.equal(s.zero, 0)
+    is_own_graph = s.overlap & np.not_equal(s.checkpoint, "selective")
+    knows_waits = is_own_graph | (not optimizer.host_waits)
+    optimizer_fits = is_replica & knows_waits | (not optimizer.by_shape)
     # a weight is updated as soon as its gradient is complete
     is_whole_layer = np.isin(s.checkpoint, ("none", "full"))
     is_single = np.equal(s.ranks, 1) & np.equal(micro_batches, 1) & is_whole_layer
@@ -906,6 +916,8 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         "layers": enough & first_fits & last_fits,
         "dense_layers": holds_dense,
         "lora_rank": adapters_fit,
+        "frozen_format": is_replica | (model.frozen_format == ""),
+        "optimizer": optimizer_fits,
         "optimizer_in_backward": hooks_fit,
         "patch": shares_no_tokens | (model.patch == 0),
     }
@@ -966,6 +978,17 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
         return (
             "nobody checked images whose tokens ranks share, which are no multiple of ranks: take cp 1 and "
             "no sequence_parallel"
+        )
+    if name == "optimizer":
+        return (
+            "updates that depend on the shape of a weight are modelled on replicas of the whole model "
+            "alone: take tp, pp, cp and ep 1, zero 0, no offload, and a stack without buffers of "
+            "gradients, such as 'ddp'; and with 'adafactor' overlap and no selective checkpoints"
+        )
+    if name == "frozen_format":
+        return (
+            "frozen weights in fewer bits are modelled on replicas of the whole model alone: take tp, pp, "
+            "cp and ep 1, zero 0, no offload, and a stack without buffers of gradients, such as 'ddp'"
         )
     if name == "lora_rank":
         return (

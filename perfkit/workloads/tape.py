@@ -204,6 +204,8 @@ class Tape:
         self.keeps_fp8 = False
         #: What of an operand in fp8 has a scale of its own, one of `perfkit.workloads.fp8.RECIPES`.
         self.fp8_recipe = ""
+        #: Whether products of updates are bf16, whatever the format of the weights.
+        self.updates_in_bf16 = False
         #: Whether ranks gather the weights of products in fp8 in this format.
         self.gathers_fp8 = False
         self.pieces: list[Piece] = []
@@ -280,6 +282,8 @@ class Tape:
             )
             adopted.module = weight.module
             adopted.in_fp8 = weight.in_fp8
+            if weight.frozen_format is not None:
+                adopted.freeze_as(weight.frozen_format)
             self.weights.append(adopted)
 
     def _make_weight(

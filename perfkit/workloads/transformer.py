@@ -20,6 +20,7 @@ from perfkit.workloads.adapters import check_modules, list_adapted
 from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.blocks import PARALLEL, FSDPUnits, record_forward
 from perfkit.workloads.fp8 import RECIPES
+from perfkit.workloads.frozen_formats import FROZEN_FORMATS
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.hub_config import read_hub_config
 from perfkit.workloads.iteration import finish, update_in_backward
@@ -103,6 +104,7 @@ _CHOICES = {
     "joined": ("", "none", "attention", "all"),
     "reduce_dtype": ("", *ITEMSIZE),
     "fp8_recipe": tuple(RECIPES),
+    "frozen_format": ("", *FROZEN_FORMATS),
 }
 _SWITCHES = (
     "fused",
@@ -178,6 +180,10 @@ class Transformer:
         One that updates dense weights, as `perfkit.models.optimizers.list_optimizers` lists them:
         ``adamw``, ``adam``, ``adagrad``, ``sgd_momentum``, ``sgd``, or ``adamw_8bit``, that of
         bitsandbytes (arXiv:2110.02861), whose states are 8-bit numbers with a scale for each block.
+        ``muon`` (`torch.optim.Muon`, arXiv:2502.16982) makes the momentum of each matrix of a layer
+        orthogonal by products in bf16; ``adamw`` updates all other weights. ``adafactor``
+        (`torch.optim.Adafactor`, arXiv:1804.04235) keeps a number for each row and column. Both
+        update one weight after another, which ranks cannot share here.
     fused : bool
         Whether one kernel of the optimizer updates all weights.
     optimizer_in_backward : bool
@@ -358,6 +364,12 @@ class Transformer:
         of ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``gate_proj``, ``up_proj``,
         ``down_proj``. Where queries, keys and values are one product, as in GPT-2, it gets one
         adapter.
+    frozen_format : str
+        With adapters: how the frozen weights of products of layers are stored (QLoRA,
+        arXiv:2305.14314). ``nf4``: 4 bits a number, and a scale in fp32 for 64; ``nf4-dq``: with
+        double quantization, scales of 8 bits and one in fp32 for 256 of them, 4.127 bits in all. Each
+        product expands its weight first, forward and backward. Embeddings, head, norms and biases
+        stay in `dtype`. Empty for all in `dtype`.
     fp8_gathers : bool
         Whether ranks gather the weights of products in fp8 in this format, and cast their own shards
         alone, as torchao's `enable_fsdp_float8_all_gather`; those of experts are gathered as they are.
@@ -463,6 +475,7 @@ class Transformer:
     fp8_recipe: str = ""
     lora_rank: int = 0
     lora_modules: str | Sequence[str] = "all-linear"
+    frozen_format: str = ""
     fp8_gathers: bool = False
     loss_chunks: int = 1
     vocabulary_multiple: int = 1
@@ -560,6 +573,7 @@ class Transformer:
         if self.fused:
             optimizer.operations("fused")  # an error if there is no such kernel
         _check_adapters(self)
+        _check_update_by_shape(self)
         if self.optimizer_in_backward and accumulate > 1:
             raise ValueError(
                 f"optimizer_in_backward is True and accumulate is {accumulate}; weights are updated with "
@@ -1075,6 +1089,8 @@ class Transformer:
                 said.append(f"imbalance {show(self.imbalance)}")
         if self.lora_rank > 0:
             said.append(f"LoRA rank {self.lora_rank} on {show(self.lora_modules)}")
+        if self.frozen_format:
+            said.append(f"frozen weights in {self.frozen_format}")
         if self.optimizer_in_backward:
             said.append("optimizer in backward")
         if self.accumulate > 1:
@@ -1218,9 +1234,15 @@ def _name_form(model: Transformer, accelerator: bool) -> str:
 def _check_adapters(model: Transformer) -> None:
     """Check the products that get adapters, and refuse what was never checked with them."""
     if not model.lora_rank:
+        for name, default in (("lora_modules", "all-linear"), ("frozen_format", "")):
+            if getattr(model, name) != default:
+                raise ValueError(
+                    f"{name} is {getattr(model, name)!r} and lora_rank 0, so that there are no adapters; give "
+                    f"lora_rank, such as 16, or leave {name} out"
+                )
         return
     # an error for a product that the model does not have
-    list_adapted(model.lora_modules, gated=model.gated, joins_qkv=model.joins_qkv)
+    adapted = list_adapted(model.lora_modules, gated=model.gated, joins_qkv=model.joins_qkv)
     faults = {
         "experts": (model.experts, 0),
         "mixed": (model.mixed, False),
@@ -1238,6 +1260,14 @@ def _check_adapters(model: Transformer) -> None:
                 f"lora_rank is {model.lora_rank} and {name} is an array; with adapters only batch and "
                 f"sequence are arrays; take one {name}"
             )
+    for name in adapted:
+        narrowest = min(_find_sides(model, name))
+        if model.lora_rank > narrowest:
+            raise ValueError(
+                f"lora_rank is {model.lora_rank} and the weight of {name} has {narrowest} rows or columns; a "
+                f"wider adapter says no more than the weight; take at most {narrowest}, or leave {name} out of "
+                "lora_modules"
+            )
     if model.joined == "all":
         raise ValueError(
             f"lora_rank is {model.lora_rank} and joined is 'all'; adapters of a product that is gate and "
@@ -1247,6 +1277,52 @@ def _check_adapters(model: Transformer) -> None:
         raise ValueError(
             f"lora_rank is {model.lora_rank} and dtype is 'fp8'; adapters are not modelled beside "
             "products in fp8; take dtype='bf16'"
+        )
+
+
+def _find_sides(model: Transformer, product: str) -> tuple[int, int]:
+    """Inputs and outputs of a product of a layer that gets an adapter."""
+    keys = model.kv_heads or model.heads
+    queries, values = model.heads * model.width_of_head, keys * model.width_of_head
+    sides = {
+        "qkv_proj": (model.hidden, queries + 2 * values),
+        "q_proj": (model.hidden, queries),
+        "k_proj": (model.hidden, values),
+        "v_proj": (model.hidden, values),
+        "o_proj": (queries, model.hidden),
+        "gate_proj": (model.hidden, model.width_of_mlp),
+        "up_proj": (model.hidden, model.width_of_mlp),
+        "down_proj": (model.width_of_mlp, model.hidden),
+    }
+    return sides[product]
+
+
+def _check_update_by_shape(model: Transformer) -> None:
+    """Refuse what was never checked with an optimizer whose updates depend on the shape of a weight."""
+    optimizer = find_optimizer(model.optimizer)
+    if not optimizer.by_shape:
+        return
+    faults = {
+        "optimizer_in_backward": (model.optimizer_in_backward, False),
+        "lora_rank": (model.lora_rank, 0),
+        "experts": (model.experts, 0),
+    }
+    for name, (value, only) in faults.items():
+        if value != only:
+            raise ValueError(
+                f"optimizer is {model.optimizer!r} and {name} is {value!r}; its updates are modelled with "
+                f"{name} {only!r} alone; take this, or optimizer='adamw'"
+            )
+    for name in ("hidden", "heads", "vocabulary", "positions"):
+        if np.ndim(getattr(model, name)):
+            raise ValueError(
+                f"optimizer is {model.optimizer!r} and {name} is an array; with updates by shape only batch "
+                f"and sequence are arrays; take one {name}"
+            )
+    if model.optimizer == "muon" and model.dtype == "fp16" and not model.mixed:
+        raise ValueError(
+            "optimizer is 'muon' and dtype is 'fp16' for weights, too; its products are bf16; take "
+            "dtype='bf16', or mixed=True"
         )
 
 
@@ -1416,6 +1492,17 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
     """Record the iteration of one rank: the first and the last layers, and one that represents all
     others; of unlike layers, and where some are computed again, all."""
     sharded = ranks > 1 and model.parallel != "ddp"
+    if sharded and model.frozen_format:
+        raise ValueError(
+            f"frozen_format is {model.frozen_format!r} and parallel {model.parallel!r}, whose ranks hold parts of "
+            "weights; gathers in fewer bits are not modelled; take parallel='ddp', or leave it out"
+        )
+    if sharded and find_optimizer(model.optimizer).by_shape:
+        raise ValueError(
+            f"optimizer is {model.optimizer!r} and parallel {model.parallel!r}, whose ranks hold parts of "
+            "matrices; gathers for such updates are not modelled; take parallel='ddp', or "
+            "optimizer='adamw'"
+        )
     most = 4 if sharded else 3
     is_partial = model.checkpoint and model.checkpoint_layers < model.layers
     if has_unlike_layers(model) or is_partial:
