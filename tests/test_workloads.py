@@ -70,7 +70,7 @@ NAMED_ALIKE = {
     *("optimizer", "fused"),
     *("overlap", "parallel", "reduce_dtype", "fused_accumulation"),
     *("vocabulary_multiple", "keeps_fp8", "fp8_recipe", "fp8_gathers", "loss_chunks"),
-    *("lora_rank", "lora_modules"),
+    *("lora_rank", "lora_modules", "frozen_format"),
     "optimizer_in_backward",
     *("qk_norm", "experts", "top_k", "capacity", "imbalance", "fused_permutation"),
     *("expert_width", "shared_experts", "shared_width", "shared_gate", "expert_bias"),

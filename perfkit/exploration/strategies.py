@@ -23,6 +23,7 @@ from perfkit.ground.units import (
     rank_largest,
     show,
 )
+from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.host_memory import find_host_share
@@ -923,6 +924,8 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
     is_plain = schedule == 0
     has_chunks = (pp > 1) & (chunks > 1) & (layers % chunks == 0)
     shares = (zero == 1) | ((zero == 3) & (pp == 1))
+    if find_optimizer(model.optimizer).by_shape or model.frozen_format:
+        shares = zero == 0  # see `list_fits`
     fitting = [
         tp * pp * cp * dp == ranks,
         is_plain | has_chunks,

@@ -20,6 +20,7 @@ from perfkit.platform.kernels import (
     find_layout_passes,
     find_stand_in,
     limit_compiled_cast,
+    limit_expansion,
 )
 from perfkit.platform.machine import Machine
 
@@ -172,6 +173,7 @@ def find_lone_model(machine: Machine, kind: str, variant: str, dtype: str) -> Lo
     check_scaled_products(machine.device, variant)
     fit = find_stand_in(machine.kernels, kind, variant=variant, dtype=dtype)
     fit = limit_compiled_cast(fit, machine.device, variant)
+    fit = limit_expansion(fit, machine.device, variant)
     return make_lone_model(machine, kind, variant, dtype, fit)
 
 

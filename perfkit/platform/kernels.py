@@ -173,6 +173,10 @@ COMPILED_CASTS = {
     "fp8_row": CompiledCast(rate=1.26e12, spread=0.15),
     "fp8_block": CompiledCast(rate=0.65e12, spread=0.15),
 }
+#: Kernel that expands frozen weights of 4 bits, the share of the bandwidth of the datasheet at which it
+#: moves bytes, and the extra spread of the logarithm of its time [-]; docs/formulas.md, table 2.4.
+EXPANSION = "dequantize_4bit"
+EXPANSION_SHARE, SIGMA_EXPANSION = 0.275, 0.4
 #: Rate of fp32 of the H200 on which these were measured [FLOP/s]; its datasheet.
 _PEAK_OF_CASTS = 6.7e13
 #: Extra spread of functions that were not measured, such as square roots [-]; docs/formulas.md,
@@ -320,6 +324,29 @@ def limit_compiled_cast(
     rate = cast.rate * device.peaks["fp32"].value / _PEAK_OF_CASTS
     share = rate / (fit["memory_efficiency"] * device.main_bandwidth)
     return _slow_down(fit, min(share, 1.0), cast.spread)
+
+
+def limit_expansion(fit: KernelModel | None, device: Device, variant: str) -> KernelModel | None:
+    """Limit the fit of element-wise kernels to what expansions of frozen weights reach.
+
+    Parameters
+    ----------
+    fit : KernelModel or None
+        The fit.
+    device : Device
+        Where it runs.
+    variant : str
+        Its variant; all but `EXPANSION` leave the fit as it is.
+
+    Returns
+    -------
+    fit : KernelModel or None
+        With `EXPANSION_SHARE` of the bandwidth of the datasheet; that of the fit, if that is less.
+    """
+    if variant != EXPANSION or fit is None or "memory_efficiency" not in fit:
+        return fit
+    share = EXPANSION_SHARE / fit["memory_efficiency"]
+    return _slow_down(fit, min(share, 1.0), SIGMA_EXPANSION)
 
 
 def check_scaled_products(device: Device, variant: str) -> None:

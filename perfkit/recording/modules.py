@@ -83,6 +83,7 @@ _BUILT = {
     "dense_layers": 0,
     "expert_interval": 1,
     "lora_rank": 0,
+    "frozen_format": "",
     "optimizer_in_backward": False,
     "fused_accumulation": False,
     "vocabulary_multiple": 1,
@@ -120,6 +121,11 @@ def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
         For an unknown name, and for an optimizer that PyTorch does not have.
     """
     optimizer = find_optimizer(name, dense=True)
+    if optimizer.others:
+        raise ValueError(
+            f"optimizer is {name!r}, beside which {optimizer.others!r} updates embeddings, head, norms and "
+            "biases; build both in a function that returns the step, and capture that"
+        )
     if not optimizer.torch_class:
         raise ValueError(
             f"optimizer is {name!r}; torch.optim has no such class; "

@@ -28,7 +28,9 @@ _ALONE = frozenset(
     ["sort", "topk", "cumsum", "cumprod", "logcumsumexp", "index_put", "scatter_add"]
 )
 #: Kernels that are written by hand, which a compiler does not look into.
-_WRITTEN = frozenset(["moe_permute", "moe_unpermute", CAST_ONCE])
+_WRITTEN = frozenset(
+    ["moe_permute", "moe_unpermute", CAST_ONCE, "dequantize_4bit", "dequantize_blockwise"]
+)
 #: Number formats of products that a compiler pads to multiples of 16 B.
 _PADDED = ("tf32", "bf16", "fp16")
 #: Operations that hooks of FSDP run around their collectives, outside of compiled code.
