@@ -12,6 +12,7 @@ from perfkit.prediction.uncertainty import NOT_TIMED, is_timed_function
 from perfkit.workloads import layer_types
 from perfkit.workloads.blocks import record_part
 from perfkit.workloads.columns import FEATURES, HostCalls, OperationSizes
+from perfkit.workloads.frozen_formats import FROZEN_FORMATS
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.layer_types import Linear, Relu, start_backward
 from perfkit.workloads.layers import embedding_bags
@@ -213,6 +214,10 @@ INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
     ),
     "LinearWithoutBias": (layer_types.LinearWithoutBias(), [MATRIX, (5, WIDTH)]),
     "LinearFp8": (layer_types.LinearFp8(), [MATRIX, (5, WIDTH), (5,)]),
+    "LinearFrozen": (
+        layer_types.LinearFrozen(FROZEN_FORMATS["nf4-dq"]),
+        [MATRIX, (5, WIDTH), (5,)],
+    ),
     "BatchedProduct": (layer_types.BatchedProduct(), [STACK, (BATCH, WIDTH, 5)]),
     "GroupedProduct": (layer_types.GroupedProduct(), [STACK, (BATCH, WIDTH, 5)]),
     "GroupedProduct fp8": (layer_types.GroupedProduct(fp8=True), [STACK, (BATCH, WIDTH, 5)]),
@@ -303,6 +308,8 @@ CLASSES = {
     "LinearWithoutBias": "gemm.nt - gemm.tn gemm.nn",
     "LinearFp8": "elementwise._to_copy elementwise._to_copy gemm.nt - "
     "elementwise._to_copy gemm.nn gemm.tn rowwise.sum",
+    "LinearFrozen": "elementwise.dequantize_blockwise elementwise.add_scalar_ elementwise.dequantize_4bit gemm.nt - "
+    "rowwise.sum elementwise.dequantize_blockwise elementwise.add_scalar_ elementwise.dequantize_4bit gemm.nn",
     "BatchedProduct": "bmm.nn - bmm.tn bmm.nt",
     "GroupedProduct": "bmm.grouped.nn - bmm.grouped.tn bmm.grouped.nt",
     "GroupedProduct fp8": "elementwise._to_copy elementwise._to_copy bmm.grouped.nn - "

@@ -14,6 +14,7 @@ import numpy as np
 
 from perfkit.models.roofline import attended_keys, attention_flops
 from perfkit.workloads.columns import OperationSizes
+from perfkit.workloads.frozen_formats import FrozenFormat
 from perfkit.workloads.operations import NN, NT, SORT, TN, Layout, Tensor, Weight
 from perfkit.workloads.symbolic_sizes import SymbolicSize
 from perfkit.workloads.tape import Layer, Tape
@@ -228,15 +229,23 @@ class LinearFp8(Layer):
 
 class LinearFrozen(Layer):
     """Product with a frozen weight (outputs × inputs) that is stored in fewer bits, with or without a
-    bias: the weight is expanded first (`dequantize_4bit`), and not kept.
+    bias (`mm`, `addmm`): the weight is expanded first (`dequantize_4bit`), and not kept.
 
     If its scales have 8 bits, these are expanded before (`dequantize_blockwise`, `add_offset_`). Backward:
     the weight is expanded again for the gradient of the operand, as in bitsandbytes' `MatMul4Bit`.
+
+    Parameters
+    ----------
+    stored_as : FrozenFormat
+        How the weight is stored.
     """
 
     backward_views = 1  # the weight, transposed
 
-    def forward(self, tape: Tape, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    def __init__(self, stored_as: FrozenFormat) -> None:
+        self.stored_as = stored_as
+
+    def forward(self, tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Append the expansion and `mm` or `addmm`."""
         self.x, self.weight, self.bias = x, weight, bias
         y = tape.tensor(*x.shape[:-1], weight.shape[0], itemsize=x.itemsize)
@@ -246,6 +255,8 @@ class LinearFrozen(Layer):
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the expansion and the product of the gradient of the operand."""
+        if self.bias is not None:
+            tape.pass_through(self.bias, dy)
         if not self.x.needs_gradient:
             return
         dx = tape.like(self.x)
@@ -255,11 +266,9 @@ class LinearFrozen(Layer):
 
     def _expand(self, tape: Tape) -> Tensor:
         """The weight in the format of the product."""
-        weight, stored_as = self.weight, self.weight.frozen_format
-        assert stored_as is not None
-        reads: list[Tensor] = [weight]
-        if stored_as.scale_block:
-            count = stored_as.count_scales(weight.numel)
+        weight, reads = self.weight, [self.weight]
+        if self.stored_as.scale_block:
+            count = self.stored_as.count_scales(weight.numel)
             narrow = Tensor(weight.storage, (count,), 1, layer=weight.layer)
             scales = tape.tensor(count, itemsize=4)
             tape.elementwise("dequantize_blockwise", [narrow], [scales])

@@ -74,7 +74,7 @@ def linear(
     x = cast(tape, x, tape.itemsize)
     if weight.frozen_format is not None:
         frozen = [weight] if bias is None else [weight, _narrow(tape, bias)]
-        return tape.apply(LinearFrozen(), x, *frozen)
+        return tape.apply(LinearFrozen(weight.frozen_format), x, *frozen)
     operands = [x, _narrow(tape, weight)]
     if bias is not None:
         operands.append(_narrow(tape, bias))
