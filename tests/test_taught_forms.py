@@ -382,7 +382,7 @@ def test_every_name_is_that_of_a_function() -> None:
 # -- sums of recorded tensors --------------------------------------------------------------------
 
 #: Optimizers, each with and, where it has such a kernel, in its fused form.
-UPDATES = [(name, False) for name in list_optimizers(dense=True)]
+UPDATES = [(name, False) for name in list_optimizers(dense=True, by_shape=False)]
 UPDATES += [(name, True) for name, _ in UPDATES if "fused" in find_optimizer(name).forms]
 
 
