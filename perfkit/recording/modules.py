@@ -492,8 +492,6 @@ def build_step(
         For a setting that can be predicted but is not built here.
     """
     for name, built in _BUILT.items():
-        if name == "classes" and not isinstance(workload, Transformer):
-            continue  # those of a net are built
         value = getattr(workload, name, getattr(plan, name, built))
         if value != built:
             raise ValueError(
