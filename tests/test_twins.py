@@ -336,6 +336,7 @@ IDLE = {
     "lora_modules",
     "checkpoint_layers",
     "classes",  # of images, which have patches
+    "checkpoint_group",
 }
 
 

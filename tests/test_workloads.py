@@ -66,7 +66,15 @@ def test_a_changed_transformer_loses_its_name() -> None:
 NAMED_ALIKE = {
     *("name", "causal", "family"),
     *("batch", "sequence", "positions", "accumulate"),
-    *("attention", "dtype", "mixed", "checkpoint", "checkpoint_layers", "dropout"),
+    *(
+        "attention",
+        "dtype",
+        "mixed",
+        "checkpoint",
+        "checkpoint_layers",
+        "checkpoint_group",
+        "dropout",
+    ),
     *("optimizer", "fused"),
     *("overlap", "parallel", "reduce_dtype", "fused_accumulation"),
     *("vocabulary_multiple", "keeps_fp8", "fp8_recipe", "fp8_gathers", "loss_chunks"),

@@ -87,6 +87,7 @@ _OF_BOTH = (
         metavar="[NAME]",
     ),
     Setting("checkpoint_layers", "layers that --checkpoint is for; default: all", WHOLE),
+    Setting("checkpoint_group", "layers that --checkpoint computes again at once", WHOLE),
 )
 
 #: Fields of a `Transformer` that a `Strategy` replaces.

@@ -31,7 +31,7 @@ def list_cheapest_checkpoints(
     stack: str | Stack | None,
 ) -> Strategy | None:
     """List checkpoints with which strategies fit that do not without: of each form, that of the
-    fewest layers.
+    fewest layers; and where all layers are not enough, groups of layers that keep one input together.
 
     Parameters
     ----------
@@ -59,7 +59,8 @@ def list_cheapest_checkpoints(
     -----
     A strategy that computes something again takes longer than one that computes nothing again.
     Those that would then be slower than the fastest that fits are left out. The memory of k layers
-    falls with k, so that the least k that fits is found by halving.
+    falls with k, so that the least k that fits is found by halving. Of groups of 2, 4, 8 layers and so
+    on the smallest that fits is taken, which holds fewest layers at once.
     """
     fastest = time[fits].min() if fits.any() else np.inf
     is_plain = np.equal(tried.checkpoint, "none") & np.equal(tried.checkpoint_layers, EVERY_LAYER)
@@ -71,10 +72,16 @@ def list_cheapest_checkpoints(
     if candidates is None:
         return None
     can_fit = _find_fitting(model, platform, candidates, room, execution, stack)
+    further = _find_smallest_groups(
+        model, platform, candidates.select(~can_fit), room, execution, stack
+    )
     if not can_fit.any():
-        return None
+        return further
     candidates = candidates.select(can_fit)
-    return _find_fewest_layers(model, platform, candidates, room, execution, stack)
+    fewest = _find_fewest_layers(model, platform, candidates, room, execution, stack)
+    if further is None:
+        return fewest
+    return join_strategies(fewest, further)
 
 
 def _list_whole(
@@ -127,6 +134,36 @@ def _find_fewest_layers(
         enough = np.where(is_open & fits, middle, enough)
         too_few = np.where(is_open & ~fits, middle, too_few)
     return replace(candidates, checkpoint_layers=enough).settle_checkpoints(model.all_layers)
+
+
+def _find_smallest_groups(
+    model: Transformer,
+    platform: Platform,
+    too_large: Strategy,
+    room: Room,
+    execution: str | None,
+    stack: str | Stack | None,
+) -> Strategy | None:
+    """Groups of layers with which strategies fit that do not where each layer keeps its input; None if
+    there are none."""
+    can = np.equal(too_large.checkpoint, "full") & np.less_equal(too_large.zero, 1)
+    can = can & ~too_large.offloads_activations & ~too_large.puts_off_weights
+    if has_unlike_layers(model) or model.mtp_layers or not can.any():
+        return None
+    whole = too_large.select(np.broadcast_to(can, len(too_large.ranks)))
+    count = len(whole.ranks)
+    longest = int(np.max(spread_chunks(model.all_layers, whole).longest))
+    groups = np.ones(count, dtype=np.int64)
+    size = 2
+    while size <= longest and (groups == 1).any():
+        grouped = replace(whole, checkpoint_group=np.full(count, size))
+        fits = _find_fitting(model, platform, grouped, room, execution, stack)
+        groups = np.where((groups == 1) & fits, size, groups)
+        size *= 2
+    fits = groups > 1
+    if not fits.any():
+        return None
+    return replace(whole, checkpoint_group=groups).select(fits)
 
 
 def _find_fitting(

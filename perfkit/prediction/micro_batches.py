@@ -730,6 +730,7 @@ def record_micro_batch(
         {
             "checkpoint": False if computed_again == "none" else computed_again,
             "checkpoint_layers": EVERY_LAYER,
+            "checkpoint_group": 1,
         },
     )
     part = record_part(

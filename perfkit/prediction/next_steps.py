@@ -328,6 +328,10 @@ def _list_changes(
         if s.checkpoint != "full" or s.is_partial:
             fields = {"checkpoint": name, "checkpoint_layers": EVERY_LAYER}
             checkpoints.append(_Change(f"checkpoint={name!r}", strategy=fields))
+    if s.checkpoint == "full" and not s.is_partial and not s.groups_layers:
+        for group in (2, 4, 8):
+            changed = {"checkpoint_group": group}
+            checkpoints.append(_Change(f"checkpoint_group={group}", strategy=changed))
 
     more = []
     factor = 2

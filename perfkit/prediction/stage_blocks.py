@@ -15,6 +15,7 @@ from perfkit.prediction.stage_operations import Block, OperationTable
 from perfkit.prediction.strategy_records import REGIONS
 from perfkit.prediction.tiles import Piece, send_in_tiles
 from perfkit.workloads.fp8 import find_layout
+from perfkit.workloads.layers import count_unneeded
 from perfkit.workloads.operations import CAST_ONCE
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
@@ -136,6 +137,9 @@ class KindOfPass:
                 for first in (False, True):
                     block = self.make_pass(region, phase, first=first)
                     self.passes[region, phase, first] = block
+        #: The end of the forward pass of a layer, which runs again where another layer of its group
+        #: follows.
+        self.end_again = self.make_end_again()
         self.beside: dict[tuple[str, bool], Block] = {}
         if s.overlap_experts:
             for phase in ("forward", "backward"):
@@ -162,6 +166,13 @@ class KindOfPass:
         if first:
             return rows
         return [row for row in rows if self.table.labels[row].name != CAST_ONCE]
+
+    def make_end_again(self) -> Block:
+        """The block of operations that a layer which is computed again leaves out."""
+        rows = self.find("layers", "forward")
+        left_out = count_unneeded([self.table.labels[row].name for row in rows])
+        end = rows[len(rows) - left_out :]
+        return self.table.make_block([self.table.copy(row, "backward") for row in end])
 
     def make_beside(self, phase: str, *, first: bool) -> Block:
         """The block of a layer in a pass whose tokens go to experts beside another pass."""

@@ -117,7 +117,7 @@ def list_forms(model: Transformer, s: Strategy, again: Collection[int]) -> list[
     forms : list of LayerForm
         Of the kind of most layers first; together they hold each layer once.
     """
-    plain = replace(s, checkpoint="none", checkpoint_layers=EVERY_LAYER)
+    plain = replace(s, checkpoint="none", checkpoint_layers=EVERY_LAYER, checkpoint_group=1)
     forms = []
     for kind in list_kinds(model):
         for strategy, is_again in ((s, True), (plain, False)):
@@ -175,6 +175,8 @@ class _StageMaker:
         self.offload = size_offload(model, s, self.sizes, platform)
         #: What a layer keeps that goes to the host, for all ranks of its link [B].
         self.offloaded_activations = float(self.offload.activation) * kept
+        #: Layers that another one of their group follows.
+        self.followed_in_group = self.list_followed()
         self.scattered = bool(s.scattered)
         self.micro_batches = int(self.sizes.micro)
         #: Ranks that share what ZeRO says, groups of such ranks, and ranks that share experts.
@@ -196,6 +198,19 @@ class _StageMaker:
             numbers.update(range(first_layer, first_layer + again))
             first_layer += layers
         return numbers
+
+    def list_followed(self) -> set[int]:
+        """Numbers of the layers that hand their result on to another layer of their group, see
+        `Strategy.checkpoint_group`."""
+        followed: set[int] = set()
+        first_layer = 0
+        for layers in self.layers_of_chunks:
+            for number in range(layers):
+                is_last = (number + 1) % self.s.checkpoint_group == 0 or number + 1 == layers
+                if not is_last:
+                    followed.add(first_layer + number)
+            first_layer += layers
+        return followed
 
     def find_kind(self, unit: Unit) -> KindOfPass:
         """What passes through a unit run."""
@@ -485,8 +500,11 @@ class _StageMaker:
         order = self.order_units(step, units)
         for position, unit in enumerate(order):
             self.begin_unit(program, step, order, position)
-            block = self.find_kind(unit).passes[unit.region, step.phase, step.micro == 0]
-            program.run(block, unit.layer)
+            kind = self.find_kind(unit)
+            is_layer = unit.region == "layers"
+            if step.phase == "backward" and is_layer and unit.layer in self.followed_in_group:
+                program.run(kind.end_again, unit.layer)
+            program.run(kind.passes[unit.region, step.phase, step.micro == 0], unit.layer)
             self.end_unit(program, step, order, position)
 
     def begin_unit(self, program: Program, step: Step, order: list[Unit], position: int) -> None:
@@ -916,10 +934,12 @@ def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
     shards_of_all = s.shards in (0, s.dp)
     ordinary = s.checkpoint != "selective" and not find_schedules(s.schedule).runs_breadth_first
     micro_batches = model.batch // (s.dp * s.micro_batch)
+    if s.groups_layers and s.zero:
+        return None
     if max(shared) > 1 or not (shards_of_all and ordinary and s.overlap):
         return None
     most_passes = MOST_PASSES
-    if s.is_partial:  # each layer is recorded
+    if s.is_partial or s.groups_layers:  # each layer is recorded
         most_passes = MOST_RECORDED
     if micro_batches * model.layers > most_passes or (model.reduce_dtype and not s.zero):
         return None
@@ -928,6 +948,7 @@ def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
         parallel=PARALLEL[s.zero],
         checkpoint=s.checkpoint,
         checkpoint_layers=s.checkpoint_layers,
+        checkpoint_group=min(s.checkpoint_group, model.layers),
         accumulate=micro_batches,
         fused_accumulation=False,  # sums of whole replicas are no buffers
         overlap=True,

@@ -291,7 +291,7 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     mix = mix_layers(model, [layer.priced for layer in layers], s)
     s, sizes, times = mix.s, mix.sizes, mix.times
     running, saved_again = times, times.layer.saved
-    if np.any(s.is_partial):
+    if np.any(s.is_partial | s.groups_layers):
         # `check_checkpoints_of` refuses several kinds
         [layer] = layers
         running, saved_again = layer.plain, layer.again.layer.saved
@@ -347,12 +347,13 @@ def _price_layer(
     sizes = size_micro_batch(kind.model, s)
     again = price_micro_batches(kind.model, messages, s, execution, pads_products)
     plain, mean = again, again
-    if np.any(s.is_partial):
+    if np.any(s.is_partial | s.groups_layers):
         plain = price_micro_batches(
             kind.model, messages, _compute_nothing_again(s), execution, pads_products
         )
         stages = StageLayers(*spread_layers(kind.model.all_layers, s))
         mean = _average_layers(again, plain, share_recomputed(s, stages.inner))
+        mean = _run_groups(mean, plain, s, stages.inner)
     sums = time_gradient_sums(mean, s, sizes)
     times = add_casts_once(add_gradient_sums(mean, sums, s), sizes)
     end_shard_sums = sums.embeddings.shards.device + sums.head.shards.device
@@ -384,6 +385,12 @@ def check_checkpoints_of(model: Transformer, strategies: Strategy) -> None:
             f"checkpoint_layers is {wrong:g} and the model has {model.all_layers} layers; take at most "
             "these, or leave it out for all of them"
         )
+    are_grouped = np.any(strategies.groups_layers)
+    if are_grouped and (has_unlike_layers(model) or model.mtp_layers):
+        raise ValueError(
+            f"checkpoint_group is {show(strategies.checkpoint_group)} and layers of the model are of several "
+            "kinds, of which nothing says how many share a group; leave checkpoint_group out"
+        )
     if np.any(strategies.settle_checkpoints(model.all_layers).is_partial) and has_unlike_layers(
         model
     ):
@@ -414,8 +421,43 @@ def share_recomputed(s: Strategy, layers: Array) -> Array:
 
 def _compute_nothing_again(s: Strategy) -> Strategy:
     """The same strategies, of whose layers those that are not computed again stand for all."""
-    names = np.where(s.is_partial, "none", s.checkpoint)
-    return replace(s, checkpoint=names, checkpoint_layers=EVERY_LAYER)
+    names = np.where(s.is_partial | s.groups_layers, "none", s.checkpoint)
+    return replace(s, checkpoint=names, checkpoint_layers=EVERY_LAYER, checkpoint_group=1)
+
+
+def count_groups_of_layers(s: Strategy, layers: Array) -> Array:
+    """Count the groups of layers that are computed again together.
+
+    Parameters
+    ----------
+    s : Strategy
+        Each field an array.
+    layers : array
+        Layers of a stage [-].
+
+    Returns
+    -------
+    groups : array
+        Of the stage; the last one of a chunk may be smaller [-].
+    """
+    return np.asarray(s.chunks * np.ceil(layers / s.chunks / s.checkpoint_group))
+
+
+def _run_groups(
+    again: MicroBatchTimes, plain: MicroBatchTimes, s: Strategy, layers: Array
+) -> MicroBatchTimes:
+    """The same where layers are computed again in groups: only the last layer of a group does without
+    the result of its forward pass, which the others hand on."""
+    share = 1.0 - count_groups_of_layers(s, layers) / np.maximum(layers, 1.0)
+    share = np.where(s.groups_layers, share, 0.0)
+
+    def add(forward: Array, of_again: Array, of_plain: Array) -> Array:
+        left_out = np.maximum(forward - (of_again - of_plain), 0.0)
+        return np.where(share > 0, of_again + share * left_out, of_again)
+
+    layer = again.layer
+    backward = map_arrays(add, plain.layer.forward, layer.backward, plain.layer.backward)
+    return again._replace(layer=layer._replace(backward=backward))
 
 
 def _average_layers(

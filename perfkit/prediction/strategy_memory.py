@@ -12,7 +12,12 @@ from perfkit.models.checkpoints import find_checkpoint, recomputes
 from perfkit.models.optimizers import find_optimizer
 from perfkit.prediction.kept import BackwardMoments, Moments
 from perfkit.prediction.micro_batches import Sizes, count_words, fuses_sums, keeps_fp8
-from perfkit.prediction.strategy_case import Case, average_owners, share_recomputed
+from perfkit.prediction.strategy_case import (
+    Case,
+    average_owners,
+    count_groups_of_layers,
+    share_recomputed,
+)
 from perfkit.prediction.strategy_offload import move_held
 from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.attention_blocks import UNFUSED
@@ -122,12 +127,18 @@ class _Gathered(NamedTuple):
 class _Activations(NamedTuple):
     """Activations beside those of the micro-batch and the layer that run [B].
 
-    Those that a stage keeps of other layers and micro-batches; what a layer keeps less than it was
+    Those that a stage keeps of other layers and micro-batches while a layer is passed backward; in
+    place of these while it is passed forward, and while the head is; those of the other layers of the
+    group that is computed again, and which share of all other layers they are [-]; what a layer keeps less than it was
     recorded to; inputs that ranks hold whole although they share tokens, ahead of a product and in
     the backward pass of a layer; and what a vocabulary that ranks share takes besides.
     """
 
     others: Array
+    others_in_forward: Array
+    others_in_head: Array
+    of_group: Array
+    share_of_group: Array
     less: Array
     whole_inputs: Array
     whole_in_layer: Array
@@ -450,7 +461,8 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
     gradient comes from two products; Megatron-LM holds one input and its gradient.
     """
     model, s, sizes, times = case.model, case.s, case.sizes, case.running
-    running = np.where(s.is_partial, "none", s.checkpoint)
+    is_grouped = np.asarray(s.groups_layers)
+    running = np.where(s.is_partial | is_grouped, "none", s.checkpoint)
     kept_by_running = _keep_by_layer(case, software, running, times.layer.saved)
     kept_again = _keep_by_layer(case, software, np.asarray(s.checkpoint), case.saved_again)
     share = share_recomputed(s, stage.layers)
@@ -466,12 +478,26 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
         s.offloads_activations, np.minimum(all_layers - 1.0, 1.0), all_layers - 1.0
     )
     of_layers = np.where(s.is_partial, all_layers * kept - kept_by_running, others_on_device * kept)
+    # groups keep an input each; of the group that runs all layers are there, the input once
+    inputs_of_groups = stage.held * count_groups_of_layers(s, stage.layers) * kept_again
+    other_groups = np.maximum(inputs_of_groups - kept_again, 0.0)
+    others_of_group = np.minimum(s.checkpoint_group, stage.layers / s.chunks) - 1.0
+    others_of_group = np.where(is_grouped, others_of_group, 0.0)
+    of_group = others_of_group * kept_by_running
+    of_layers = np.where(is_grouped, other_groups + of_group, of_layers)
+    in_head = np.where(is_grouped, inputs_of_groups - kept_by_running, of_layers)
+    in_forward = np.where(is_grouped, other_groups, of_layers)
     leading = np.where(stage.has_embeddings, stage.held * _keep_leading(case, software), 0.0)
     other_losses = np.where(stage.has_head, stage.losses - 1.0, 0.0)
     of_embeddings = other_embeddings * times.embeddings.saved
     of_losses = other_losses * times.head.saved
+    besides = leading + put_off + of_embeddings + of_losses
     return _Activations(
-        others=of_layers + leading + put_off + of_embeddings + of_losses,
+        others=of_layers + besides,
+        others_in_forward=in_forward + besides,
+        others_in_head=in_head + besides,
+        of_group=of_group,
+        share_of_group=others_of_group / np.maximum(stage.layers - 1.0, 1.0),
         less=times.layer.saved - kept_by_running,
         whole_inputs=whole,
         whole_in_layer=np.where(software.fused_layers, 2.0, 4.0) * whole,
@@ -545,8 +571,9 @@ def _list_in_forward(
     forward = case.running.moments.forward
     inputs = activations.whole_inputs
     none = np.zeros(len(inputs))
-    of_layer = forward.layer - activations.less + activations.others + inputs
-    of_head = forward.head - activations.less + activations.others + inputs + activations.logits
+    others_in_head = activations.others_in_head
+    of_layer = forward.layer - activations.less + activations.others_in_forward + inputs
+    of_head = forward.head - activations.less + others_in_head + inputs + activations.logits
     in_embeddings = _Candidate(
         forward.embeddings + inputs, gradients.sums, gathered.embeddings, none
     )
@@ -567,12 +594,14 @@ def _list_in_backward(
     gathered: _Gathered,
     other_gradients: Array,
 ) -> list[_Candidate]:
-    """The fullest moments of a backward pass: in the head, in the first layer that it passes, and
-    in its last layer and the embeddings, with gradients of other layers."""
+    """The fullest moments of a backward pass: in the head, in the first layer that it passes, in the
+    first one of the last group, and in its last layer and the embeddings, with gradients of other
+    layers."""
     head, layer, embeddings = backward.head, backward.layer, backward.embeddings
     inputs = activations.whole_inputs
     none = np.zeros(len(inputs))
-    of_head = head.activations - activations.less + activations.others + inputs + activations.logits
+    others_in_head = activations.others_in_head
+    of_head = head.activations - activations.less + others_in_head + inputs + activations.logits
     of_layer = layer.activations - activations.less
     of_first_layer = of_layer + activations.others + activations.whole_in_layer
     sums = gradients.sums
@@ -581,10 +610,15 @@ def _list_in_backward(
     with_others = sums + new + other_gradients
     in_embeddings = sums + embeddings.gradients + other_gradients
     in_head = _Candidate(of_head, sums + head.gradients, gathered.head, none)
+    before_group = other_gradients * (1.0 - activations.share_of_group)
+    in_last_group = _Candidate(
+        of_layer + activations.of_group, sums + new + before_group, gathered.layers_end, none
+    )
     at_the_end = _Candidate(embeddings.activations, in_embeddings, none, none)
     return [
         _keep_where(stage.has_head & ~software.loss_in_place, in_head),
         _Candidate(of_first_layer, sums + new, gathered.layers_backward, none),
+        in_last_group,
         _Candidate(of_layer, with_others, gathered.layers_end, none),
         _keep_where(stage.has_embeddings, at_the_end),
     ]
@@ -610,7 +644,7 @@ def _list_in_loss(
     if sizes.itemsize < 4:
         wide = 4.0 * numbers
     earlier = (stage.losses - 1.0) * np.maximum(narrow, wide)
-    kept = activations.others + case.running.layer.saved - activations.less
+    kept = activations.others_in_head + case.running.layer.saved - activations.less
     ahead = sizes.column * model.hidden * (1.0 / s.rows + 1.0)
     of_product = sizes.itemsize * count_words(model, s) * model.hidden
     placeholder = np.where(gradients.placeholders > 0, of_product, 0.0)

@@ -72,10 +72,15 @@ def record_forward(
             x.needs_gradient = True
         models_of_layers = find_layer_models(model)
         recorded = models_of_layers[: model.layers][:most]
-        for layer, model_of_layer in enumerate(recorded):
-            tape.layer = layer
-            with open_unit(layer):
-                x = _run_layer(tape, model_of_layer, share, x)
+        if model.checkpoint_group > 1:
+            for first in range(0, len(recorded), model.checkpoint_group):
+                group = recorded[first : first + model.checkpoint_group]
+                x = _run_group(tape, group, first, share, x)
+        else:
+            for layer, model_of_layer in enumerate(recorded):
+                tape.layer = layer
+                with open_unit(layer):
+                    x = _run_layer(tape, model_of_layer, share, x)
         tape.module, tape.layer = "head", None
         if model.patch:
             layers.add_losses(tape, [classify_images(tape, model, share, x)])
@@ -141,6 +146,20 @@ def _run_layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     if model.checkpoint and tape.layer is not None and tape.layer < model.checkpoint_layers:
         return layers.recompute(tape, run, x, model.computed_again)
     return run(x)
+
+
+def _run_group(
+    tape: Tape, models: Sequence[Any], first: int, share: RankShare, x: Tensor
+) -> Tensor:
+    """Layers from the number `first` on that keep one input together, and are computed again at once."""
+
+    def run(x: Tensor) -> Tensor:
+        for number, model in enumerate(models):
+            tape.layer = first + number
+            x = _layer(tape, model, share, x)
+        return x
+
+    return layers.recompute(tape, run, x, models[0].computed_again)
 
 
 def _join_next_token(tape: Tape, model: Any, share: RankShare, x: Tensor, words: Tensor) -> Tensor:

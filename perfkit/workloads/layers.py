@@ -255,11 +255,8 @@ def recompute(
         again.root.gradient, y.root.gradient = y.root.gradient, None
         repeated = tape.operations[begin:]
         del tape.operations[begin:]
-        # the backward pass of a sum or a product does not need its result; behind the last product
-        # of a layer is the residual sum, and with an adapter its scale and another sum
-        for name in ("add", "add", "mul", "mm"):
-            if repeated[-1].label.name.endswith(name):
-                repeated.pop()
+        needed = len(repeated) - count_unneeded([one.label.name for one in repeated])
+        del repeated[needed:]
         if checkpoint.keeps_input_alone:
             tape.operations += repeated
         else:
@@ -267,6 +264,28 @@ def recompute(
 
     tape.node(backward)
     return y
+
+
+def count_unneeded(names: Sequence[str]) -> int:
+    """Count the operations at the end of a layer that need not run again: the backward pass of a sum or
+    a product does not need its result.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Operations of the forward pass of a layer. Behind its last product is the residual sum, and with
+        an adapter its scale and another sum.
+
+    Returns
+    -------
+    count : int
+        The last ones that are left out [-].
+    """
+    left = list(names)
+    for name in ("add", "add", "mul", "mm"):
+        if left[-1].endswith(name):
+            left.pop()
+    return len(names) - len(left)
 
 
 def _take_saved(

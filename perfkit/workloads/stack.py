@@ -780,6 +780,7 @@ def _state_strategy(model: Transformer, ranks: int) -> Strategy:
         zero=PARALLEL.index(model.parallel),
         checkpoint=model.computed_again.name,
         checkpoint_layers=model.checkpoint_layers,
+        checkpoint_group=model.checkpoint_group,
         overlap=model.overlap,
     )
 

@@ -14,7 +14,7 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.models.partitions import BREADTH_FIRST, CHUNKED, SCHEDULES, find_schedules
 from perfkit.workloads.sizes import check_size
 
-_SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
+_SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks", "checkpoint_group")
 #: How tokens go to experts.
 DISPATCHES = ("all_to_all", "once")
 #: How ranks of `cp` come to the keys of other ranks.
@@ -76,6 +76,10 @@ class Strategy:
         Layers of each chunk that do so, the first ones, as Megatron's ``--recompute-method block``
         with ``--recompute-num-layers``; by default all of them. With checkpoint ``none``, and for more
         layers than the model has, an error [-].
+    checkpoint_group : int
+        Layers of a chunk that keep one input together and are computed again at once, as Megatron's
+        ``--recompute-method uniform`` with ``--recompute-num-layers``; the last group may have fewer.
+        With checkpoint ``full`` of all layers and `zero` up to 1 [-].
     zero : int
         What replicas share (ZeRO): nothing (0); states of the optimizer (1); gradients too, reduced
         after each micro-batch (2); weights too, gathered for each micro-batch (3) [-].
@@ -165,6 +169,7 @@ class Strategy:
     last_layers: Any = 0
     checkpoint: Any = "none"
     checkpoint_layers: Any = EVERY_LAYER
+    checkpoint_group: Any = 1
     zero: Any = 0
     shards: Any = 0
     sequence_parallel: Any = False
@@ -225,6 +230,7 @@ class Strategy:
             )
         self._check_experts()
         self._check_offload()
+        self._check_group()
         without = np.equal(self.checkpoint, "none") & np.greater(self.checkpoint_layers, 0)
         if np.any(without & self.is_partial):
             wrong = np.broadcast_to(self.checkpoint_layers, np.shape(without))[without][0]
@@ -323,6 +329,31 @@ class Strategy:
             raise ValueError(
                 "offload moves activations and overlap_experts is True, of which nobody has published "
                 "both; leave one of them out"
+            )
+
+    def _check_group(self) -> None:
+        """Check what layers that are computed again together go with; else a ValueError."""
+        are_grouped = self.groups_layers
+        if not np.any(are_grouped):
+            return
+        shape = np.shape(are_grouped)
+        sizes = np.broadcast_to(self.checkpoint_group, shape)[are_grouped]
+        fault = f"checkpoint_group is {sizes[0]:g}"
+        are_whole = np.equal(self.checkpoint, "full") & ~self.is_partial
+        if np.any(are_grouped & ~are_whole):
+            raise ValueError(
+                f"{fault} and not all of all layers is computed again, as groups are; take checkpoint='full' "
+                "without checkpoint_layers, or leave it out"
+            )
+        if np.any(are_grouped & np.greater(self.zero, 1)):
+            raise ValueError(
+                f"{fault} and zero is above 1, which gathers weights layer by layer, of which nobody has "
+                "published both; take zero=1, or leave it out"
+            )
+        if np.any(are_grouped & (self.offloads_activations | self.puts_off_weights)):
+            raise ValueError(
+                f"{fault} with an offload of activations or a schedule that puts off gradients of weights, of "
+                "which nobody has published both; leave it out"
             )
 
     def __repr__(self) -> str:
@@ -429,6 +460,11 @@ class Strategy:
             checkpoint=names if names.ndim else str(names),
             checkpoint_layers=counts if counts.ndim else int(counts),
         )
+
+    @property
+    def groups_layers(self) -> Any:
+        """Whether several layers are computed again together, see `checkpoint_group`."""
+        return np.greater(self.checkpoint_group, 1)
 
     @property
     def is_partial(self) -> Any:

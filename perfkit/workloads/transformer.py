@@ -205,6 +205,9 @@ class Transformer:
         its input; else a name as `Strategy.checkpoint` takes it; False or ``none`` for nothing.
     checkpoint_layers : int
         Layers that do so, the first ones; by default all of them [-].
+    checkpoint_group : int
+        Layers that keep one input together and are computed again at once, see
+        `Strategy.checkpoint_group` [-].
     accumulate : int
         Micro-batches of a rank, which together are its share of `batch`; their gradients are summed
         up before the optimizer runs [-].
@@ -417,6 +420,7 @@ class Transformer:
     overlap: bool = True
     checkpoint: bool | str = False
     checkpoint_layers: int = EVERY_LAYER
+    checkpoint_group: int = 1
     accumulate: int = 1
     parallel: str = "ddp"
     kv_heads: int = 0
@@ -568,8 +572,12 @@ class Transformer:
             zero=True,
             maximum=EVERY_LAYER,
         )
-        set_fields(self, checkpoint_layers=checkpoint_layers)
+        group = check_positive(
+            "checkpoint_group", self.checkpoint_group, integer=True, maximum=EVERY_LAYER
+        )
+        set_fields(self, checkpoint_layers=checkpoint_layers, checkpoint_group=group)
         set_fields(self, checkpoint=_check_checkpoint(self))
+        _check_group(self)
         if self.fused:
             optimizer.operations("fused")  # an error if there is no such kernel
         _check_adapters(self)
@@ -1107,6 +1115,7 @@ class Transformer:
             parallel="ddp",
             checkpoint=False,
             checkpoint_layers=EVERY_LAYER,
+            checkpoint_group=1,
             accumulate=1,
             overlap=True,
         )
@@ -1353,6 +1362,8 @@ def _describe_checkpoint(model: Transformer) -> str:
         said += f" {model.checkpoint}"
     if model.checkpoint_layers < model.layers:
         said += f" of {model.checkpoint_layers} layers"
+    if model.checkpoint_group > 1:
+        said += f" in groups of {model.checkpoint_group} layers"
     return said
 
 
@@ -1386,6 +1397,37 @@ def _check_checkpoint(model: Transformer) -> bool | str:
     if checkpoint.keeps_input_alone:
         return True
     return checkpoint.name
+
+
+def _check_group(model: Transformer) -> None:
+    """Check what layers that are computed again together go with; else a ValueError."""
+    group = model.checkpoint_group
+    if group == 1:
+        return
+    fault = f"checkpoint_group is {group}"
+    if model.checkpoint is not True or model.checkpoint_layers < model.layers:
+        raise ValueError(
+            f"{fault} and not all of all layers is computed again, as groups are; take checkpoint=True "
+            "without checkpoint_layers, or leave it out"
+        )
+    if group > model.layers:
+        raise ValueError(f"{fault} and layers {model.layers}; take at most these")
+    if model.parallel != "ddp":
+        raise ValueError(
+            f"{fault} and parallel {model.parallel!r}, which gathers weights layer by layer, of which nobody "
+            "has published both; take parallel='ddp', or a Strategy of zero=1"
+        )
+    if model.mtp_layers or model.optimizer_in_backward:
+        raise ValueError(
+            f"{fault} with mtp_layers or optimizer_in_backward, of which nobody has published both; leave one "
+            "of them out"
+        )
+    passes = model.layers * model.accumulate
+    if passes > MOST_RECORDED:
+        raise ValueError(
+            f"{fault} and layers are passed {passes:,} times; {MOST_RECORDED:,} are recorded at most; take a "
+            "Strategy, or fewer micro-batches"
+        )
 
 
 def can_compute_again(model: Transformer, name: str) -> bool:
@@ -1505,7 +1547,7 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
         )
     most = 4 if sharded else 3
     is_partial = model.checkpoint and model.checkpoint_layers < model.layers
-    if has_unlike_layers(model) or is_partial:
+    if has_unlike_layers(model) or is_partial or model.checkpoint_group > 1:
         most = model.layers
     overlap = model.overlap and ranks > 1 and (accelerator or not sharded)
     autocast = model.mixed and not sharded
