@@ -156,6 +156,7 @@ def _list_arguments(
         "offload",
         "context_parallel",
         "lora",
+        "deepseek",
         "dlrm_strategies",
     ):
         yield name, []

@@ -167,6 +167,7 @@ SAVED = [
     "offload",
     "context_parallel",
     "lora",
+    "deepseek",
     "dlrm_strategies",
 ]
 SAVED += ["sharding_study", "sharding_study", "left_out"]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.deepseek import compare_case, list_cases
 from perfkit.exploration.strategies import explore
 from perfkit.ground.files import find_reference
 from perfkit.models.experts import (
@@ -450,3 +451,15 @@ def test_a_search_spreads_experts_over_all_ranks_of_a_stage() -> None:
     spread = found.filter(found["dp"] % found["ep"] != 0)
     assert len(spread)
     assert (spread["tp"] * spread["cp"] * spread["dp"] % spread["ep"] == 0).all()
+
+
+def test_a_published_step_whose_tokens_go_to_one_node() -> None:
+    """NeMo AutoModel, DeepSeek-V3 on 256 H100: 1,002 tokens a second and GPU. Its gate gives a token
+    eight experts in a row, on two ranks of one node."""
+    [case] = [case for case in list_cases() if case.name == "AutoModel, 256 H100"]
+    routing = {"experts": 256, "top_k": 8, "expert_groups": 32, "top_groups": 1}
+    assert reached_groups(8, **routing) == pytest.approx(1)
+    assert reached_groups(64, **routing) == pytest.approx(2)
+    assert abs(compare_case(case)["error"]) < 0.06
+    free = replace(case.model, expert_groups=0, top_groups=0)
+    assert compare_case(case._replace(model=free))["error"] < -0.25

@@ -456,6 +456,15 @@ BENCHMARKS = (
         "Low-rank adapters",
     ),
     Benchmark(
+        "deepseek",
+        "How far off is the speed of DeepSeek-V3, and which facts matter?",
+        "",
+        2,
+        (),
+        _ACCURACY,
+        "DeepSeek-V3",
+    ),
+    Benchmark(
         "dlrm_strategies",
         "Does perfkit put strategies for the MLPs of large DLRMs in the order in which MAD-Max puts them?",
         "",
