@@ -37,10 +37,11 @@ lab: $(VENV)/installed-lab  ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
 	$(BIN)/jupyter lab $(AS_ROOT) $(ARGS) notebooks
 
-# Types are checked beside the tests. What is marked serial follows alone, from the files that have such tests.
+# Types are checked beside the tests, of which the longest files begin (tests/quick.py, LONGEST). What is marked serial follows
+# alone, from the files that have such tests.
 test: $(VENV)/installed-test style  ## lint, types, unit and property tests, doctests, notebooks
 	@$(BIN)/mypy & types=$$!; \
-	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest -m "not serial" -n auto --dist loadfile; tests=$$?; wait $$types && exit $$tests
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest -m "not serial" -n auto --dist loadfile --no-loadscope-reorder; tests=$$?; wait $$types && exit $$tests
 	$(BIN)/python -m pytest -m serial notebooks $$(grep -l mark.serial tests/*.py)
 
 # Fragments, contracts and docstrings are part of tests/test_structure.py.

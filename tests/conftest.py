@@ -15,7 +15,7 @@ from perfkit.fitting import Additive, Pipelined
 from perfkit.ground.hardware import Link, MemoryLevel, Quantity
 from perfkit.measure.kernels import draw_cases
 from perfkit.models.kernels import term_names
-from tests.quick import DURATIONS
+from tests.quick import DURATIONS, LONGEST
 
 ROOT = Path(__file__).resolve().parent.parent
 collect_ignore = ["golden", "fuzz"]  # answers to compare with, and inputs: no tests
@@ -66,6 +66,12 @@ def settled() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files begin; all others keep their order."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 class Meter:

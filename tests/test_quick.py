@@ -174,3 +174,8 @@ def test_the_last_line_says_what_was_not_run() -> None:
     assert quick.say_what_was_not_run(selection) == (
         "NOT run, though they reach what changed: tests marked serial; `make test` runs them"
     )
+
+
+def test_files_that_begin_as_they_take_longest_exist() -> None:
+    for name in quick.LONGEST:
+        assert (quick.ROOT / name).is_file(), name

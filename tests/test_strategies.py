@@ -600,11 +600,10 @@ def test_the_event_loop_agrees_with_closed_forms() -> None:
         assert np.mean(errors <= 0.05) >= 0.95, schedules
 
 
-@pytest.mark.parametrize("seed", [7, 202])
-def test_pipelines_of_even_layers_take_what_the_event_loop_takes(seed: int) -> None:
-    """With slow first and last stages; the forms were not mended beside the second seed."""
+def test_pipelines_of_even_layers_take_what_the_event_loop_takes() -> None:
+    """With slow first and last stages; the forms were not mended beside this seed."""
     for schedules in scale.SCHEDULES_OF_DRAWS:
-        drawn = scale.draw_even_pipelines(60, seed, schedules)
+        drawn = scale.draw_even_pipelines(60, 202, schedules)
         assert len(drawn) == 60, schedules
         errors = np.abs(np.array(scale.compare_events(drawn)) - 1)
         assert errors.mean() <= 0.01, schedules
