@@ -1,6 +1,7 @@
 """Small Transformers in PyTorch, written as the papers and the public code of their models have them,
 whose captured operations a test sets beside those of the builder."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -173,8 +174,9 @@ class LatentAttention(nn.Module):
         return self.output(mixed.transpose(1, 2).reshape(batch, sequence, -1))
 
 
+@cache
 def make_turns(sequence: int, width: int) -> Any:
-    """Angles of positions as complex numbers."""
+    """Angles of positions as complex numbers, which all layers share."""
     angles = torch.outer(torch.arange(sequence), torch.logspace(0, -4, width // 2))
     return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
 

@@ -224,3 +224,70 @@ def test_offloaded_shards_run_the_operations_of_those_that_are_not() -> None:
         return [one for one in passes if one[0] != "update" and one[1] not in (FROM_HOST, TO_HOST)]
 
     assert list_passes(moved) == list_passes(plain)
+
+
+def test_groups_that_share_nothing_are_refused() -> None:
+    """Shards of zero 0 split a sum of gradients in two, which nobody asked for."""
+    model = make_model()
+    platform = load_platform(PLATFORM)
+    idle = pk.Strategy(dp=8, shards=4)
+    with pytest.raises(ValueError, match=r"shards is 4 and zero is 0"):
+        pk.predict(model, platform, strategy=idle)
+    with pytest.raises(ValueError, match=r"shards is 4 and zero is 0"):
+        price_strategies(model, platform, pk.Strategy.stack([idle, pk.Strategy(dp=8)]))
+    # software that shares weights by itself makes a group of them
+    of_stack = pk.predict(model, platform, strategy=idle, stack="fsdp")
+    stated = pk.predict(model, platform, strategy=pk.Strategy.hsdp(8, shards=4), stack="fsdp")
+    assert of_stack.time == stated.time
+
+
+def measure_both(model: pk.Transformer, strategy: pk.Strategy) -> tuple[float, float]:
+    """Memory of a rank, by `predict` and by the closed forms of `explore` [B]."""
+    platform = load_platform(PLATFORM)
+    predicted = pk.predict(model, platform, strategy=strategy).memory().total
+    priced = price_strategies(model, platform, pk.Strategy.stack([strategy]))
+    return predicted, float(priced["needs"][0])
+
+
+def test_both_roads_need_the_same_memory() -> None:
+    """To the byte, but for the steps of the optimizer, of which it keeps 4 B for each weight."""
+    rng = np.random.default_rng(7)
+    for _ in range(12):
+        settings = [
+            {"mixed": True},
+            {"mixed": False},
+            {"dtype": "fp32", "mixed": False},
+        ][rng.integers(3)]
+        micro_batch = int(rng.choice([1, 2]))
+        model = make_model(
+            layers=int(rng.integers(2, 6)),
+            batch=8 * micro_batch * int(rng.choice([1, 2, 3])),
+            tie=bool(rng.integers(2)),
+            **settings,
+        )
+        checkpoint = str(rng.choice(["none", "full", "mlp", "norms+activation", "per_op"]))
+        counted = {}
+        if checkpoint != "none" and rng.integers(2):
+            counted["checkpoint_layers"] = 1
+        strategy = pk.Strategy(
+            dp=8,
+            zero=int(rng.integers(1, 4)),
+            micro_batch=micro_batch,
+            checkpoint=checkpoint,
+            **counted,
+        )
+        predicted, closed = measure_both(model, strategy)
+        weights = 12 * model.layers + 3
+        assert closed == pytest.approx(predicted, abs=4 * weights), (strategy, model)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_offloaded_activations_free_what_is_moved(zero: int) -> None:
+    """The inputs of all layers but the last go to the host; those of one more stay beside it."""
+    model = make_model(layers=6)
+    strategy = pk.Strategy(dp=8, zero=zero, checkpoint="full")
+    kept = pk.predict(model, PLATFORM, strategy=strategy).memory()
+    moved = pk.predict(model, PLATFORM, strategy=replace(strategy, offload="activations")).memory()
+    of_layer = 2 * 2048 * 512
+    assert moved.on_host == 5 * of_layer
+    assert kept.total - moved.total == pytest.approx(4 * of_layer, abs=4 * 60)

@@ -35,7 +35,7 @@ from perfkit.prediction.ranks import RankTimes
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.prediction.strategy_records import REGIONS, ByRegion, Quantity, Work, map_arrays
 from perfkit.prediction.tiles import expose_tiles, find_tiled_messages
-from perfkit.workloads.blocks import RegionWeights, record_part
+from perfkit.workloads.blocks import InputBytes, RegionWeights, record_part
 from perfkit.workloads.columns import Accesses, Features, HostCalls, OperationSizes
 from perfkit.workloads.execution import HANDED, execute, refuse_hooks, refuse_waits
 from perfkit.workloads.fp8 import find_layout
@@ -270,8 +270,8 @@ def reorders_tokens(model: Transformer, s: Strategy) -> np.ndarray:
 class MicroBatch(NamedTuple):
     """What a rank does, as it is executed and as it was recorded, and by region the numbers of its
     weights, those of them that are trained, those that a gather of all of them sends, and those that
-    the optimizer keeps, see `perfkit.workloads.blocks.RecordedPart` [-]; and the most that updates
-    of one weight after another hold [B]."""
+    the optimizer keeps, see `perfkit.workloads.blocks.RecordedPart` [-]; the most that updates of one
+    weight after another hold [B]; and what its passes read that they do not make."""
 
     graph: Graph
     recorded: Graph
@@ -280,6 +280,7 @@ class MicroBatch(NamedTuple):
     sent: ByRegion[Array]
     states: ByRegion[Array]
     update_scratch: float
+    inputs: InputBytes
 
 
 class PhaseTimes(NamedTuple):
@@ -491,6 +492,8 @@ class MicroBatchTimes(NamedTuple):
         Time in which the host launches a collective [s].
     moments : Moments
         Fullest moments of the memory of a rank [B].
+    inputs : InputBytes
+        What its passes read that they do not make [B].
     spread : array
         Spread of the logarithm of the time of its kernels [-].
     """
@@ -510,6 +513,7 @@ class MicroBatchTimes(NamedTuple):
     buckets: Work
     call: Array
     moments: Moments
+    inputs: InputBytes
     spread: Array
 
     @property
@@ -762,6 +766,7 @@ def record_micro_batch(
         spread(part.sent),
         spread(part.states),
         part.update_scratch,
+        InputBytes(*(np.broadcast_to(nbytes, len(batch)) for nbytes in part.inputs)),
     )
 
 
@@ -888,6 +893,7 @@ def price_micro_batch(
         buckets=_time_buckets(model, messages, s, several, graph, rows, contention),
         call=rows.hosts.call,
         moments=find_moments(lives),
+        inputs=micro_batch.inputs,
         spread=_estimate_spread(costs),
     )
     if model.lora_rank and model.layers > 1:

@@ -130,7 +130,7 @@ class KindOfPass:
         self.owners = int(s.owners)
         #: Calls without a kernel behind the last kernel of a backward pass, for the weights of a region
         #: whose gradients are not added up there [-].
-        self.calls_left = dict.fromkeys(REGIONS, 0.0)
+        self.calls_left: dict[tuple[str, bool], float] = {}
         self.passes: dict[tuple[str, str, bool], Block] = {}
         for region in REGIONS:
             for phase in _PHASES:
@@ -208,7 +208,7 @@ class KindOfPass:
             else:
                 rows.append(sum_of_gradients)
         if phase == "backward":
-            self.calls_left[region] = calls_of_sums
+            self.calls_left[region, first] = calls_of_sums
         return rows
 
     def list_sums(self, region: str) -> list[int]:

@@ -61,13 +61,13 @@ class UnitRows:
         unpacking = self.table.take(recorded, phase, self.module, calls, self.part)
         return [unpacking, *self._list_reorders(phase, 1.0)]
 
-    def list_packing(self) -> list[int]:
-        """Rows of the copies into the message that reduces gradients; none where all weights are
-        frozen."""
+    def list_packing(self, *, is_first: bool) -> list[int]:
+        """Rows of the copies into the message that reduces gradients, of the first micro-batch or of a
+        later one; none where all weights are frozen."""
         recorded = self._find("scatter", "backward", "chunk_cat")
         if not recorded:
             return []
-        calls = HostCalls(launches=1, calls=1, bare=self._count_calls_left())
+        calls = HostCalls(launches=1, calls=1, bare=self._count_calls_left(is_first=is_first))
         packing = self.table.take(
             recorded[0],
             "backward",
@@ -107,13 +107,15 @@ class UnitRows:
             for row in self.kind.list_casts(region):
                 calls = IN_HOOK
                 if not casts:
-                    calls = HostCalls(launches=1, calls=1, bare=self._count_calls_left())
+                    calls = HostCalls(
+                        launches=1, calls=1, bare=self._count_calls_left(is_first=True)
+                    )
                 casts.append(self.table.take(row, "backward", self.module, calls))
         return casts
 
-    def _count_calls_left(self) -> float:
+    def _count_calls_left(self, *, is_first: bool) -> float:
         """Calls without a kernel behind the backward pass of the regions of the unit [-]."""
-        return sum(self.kind.calls_left[region] for region in self.regions)
+        return sum(self.kind.calls_left[region, is_first] for region in self.regions)
 
     def _find(self, name: str, phase: str, operation: str = "") -> list[int]:
         """Rows that were recorded around a message of the unit, or those of an operation."""

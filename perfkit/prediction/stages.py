@@ -854,7 +854,7 @@ class _ShardedStageMaker(_StageMaker):
             casts = rows.list_casts() if step.micro == 0 else []
             program.run(self.table.make_block(casts), unit.layer)
             return
-        packing = rows.list_packing()
+        packing = rows.list_packing(is_first=step.micro == 0)
         if not packing:  # all are frozen
             return
         program.wait(program.before_packing)

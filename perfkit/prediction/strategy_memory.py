@@ -298,12 +298,20 @@ def _measure_stage(case: Case, software: _Software, stage: _Stage) -> HeldMemory
         parameters=_hold_parameters(s, sizes, software, weights) + _hold_fp8(case, stage),
         gradients=fullest.gradients - unreduced,
         states=_hold_states(case.model, s, sizes, software, weights),
-        activations=fullest.activations,
+        activations=fullest.activations + _hold_inputs(case, software),
         communication=fullest.gathered + unreduced + messages,
         workspace=fullest.scratch,
     )
     shards = weights.trained.all / weights.owners
     return move_held(case, held, shards, whole_buffers=software.whole_buffers)
+
+
+def _hold_inputs(case: Case, software: _Software) -> Array:
+    """Words and labels of all micro-batches, and angles of positions [B]; published forms of
+    Megatron-LM have neither."""
+    inputs = case.times.inputs
+    held = inputs.shared + case.sizes.micro * inputs.of_micro_batch
+    return np.where(software.fused_layers, 0.0, held)
 
 
 def _hold_fp8(case: Case, stage: _Stage) -> Array:
@@ -878,11 +886,12 @@ def _hold_messages(case: Case, software: _Software, stage: _Stage) -> Array:
     """What collectives and messages of stages hold through an iteration [B]."""
     s, sizes, weights = case.s, case.sizes, stage.weights
     layer, ends = sizes.itemsize * case.times.layer.sent, sizes.itemsize * weights.held.ends
-    # the stream that gathers holds two units at once, and shards that were cast for one
-    casts = np.where(sizes.wide > sizes.itemsize, np.maximum(ends, layer) / weights.owners, 0.0)
-    two_layers = np.where(stage.layers > 1, 2.0 * layer, 0.0)
+    # the stream that gathers holds two units at once, and shards that were cast for the second one
+    cast = np.where(sizes.wide > sizes.itemsize, 1.0 / weights.owners, 0.0)
+    both_ends_first = np.maximum(ends * (1.0 + cast), ends + layer * (1.0 + cast))
+    two_layers = np.where(stage.layers > 1, layer * (2.0 + cast), 0.0)
     gathers = (s.zero > 0) & ~software.whole_buffers
-    gathered = np.where(gathers, np.maximum(ends + layer, two_layers) + casts, 0.0)
+    gathered = np.where(gathers, np.maximum(both_ends_first, two_layers), 0.0)
     # PyTorch allocates those of all micro-batches and chunks ahead; the first stage receives no
     # inputs, and the last one no gradients
     received = 2.0 * s.chunks - np.where(stage.has_embeddings | stage.has_head, 1.0, 0.0)

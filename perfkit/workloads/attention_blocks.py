@@ -33,7 +33,7 @@ def attend(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
         k = _norm_heads(tape, k, normed_width)
     if model.rotary:
         turned = model.rotary_width or head_width
-        angles = tape.tensor(share.sequence, turned // 2, itemsize=8)
+        angles = tape.share_angles(share.sequence, turned // 2)
         if model.rotary_width and np.any(turned != head_width):
             q = _rotate_part(tape, q, head_width, angles)
             k = _rotate_part(tape, k, head_width, angles)
@@ -98,7 +98,7 @@ def attend_latent(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor
     heads = share.part(model.heads)
     plain, turned, value = model.plain_width, model.rope_width, model.width_of_values
     tokens = (share.batch, share.sequence)
-    angles = tape.tensor(share.sequence, turned // 2, itemsize=8)
+    angles = tape.share_angles(share.sequence, turned // 2)
     queries = x
     if model.q_lora_rank:
         queries = layers.norm(tape, model.norm, project(tape, model, x, model.q_lora_rank))

@@ -582,6 +582,21 @@ class RegionWeights(NamedTuple):
     head: Any
 
 
+class InputBytes(NamedTuple):
+    """What the passes of a rank read that they do not make, but for weights.
+
+    Parameters
+    ----------
+    shared : int or array
+        Angles of positions, which all micro-batches share [B].
+    of_micro_batch : int or array
+        Words and labels of a micro-batch [B].
+    """
+
+    shared: Any
+    of_micro_batch: Any
+
+
 class RecordedPart(NamedTuple):
     """One micro-batch of embeddings, one layer and the head on a rank.
 
@@ -598,6 +613,8 @@ class RecordedPart(NamedTuple):
     update_scratch : float
         Most bytes that updates of one weight after another hold beside what is kept; 0 for other
         updates [B].
+    inputs : InputBytes
+        What its passes read that they do not make.
     """
 
     graph: Graph
@@ -606,6 +623,7 @@ class RecordedPart(NamedTuple):
     sent: RegionWeights
     states: RegionWeights
     update_scratch: float
+    inputs: InputBytes
 
 
 def record_part(
@@ -681,6 +699,7 @@ def record_part(
         tape, model, share, 1, nullcontext, stands_for_all=model.layers > 1 and not is_first_layer
     )
     weights = _count_by_region(tape)
+    inputs = _measure_inputs(tape)
     trained = _count_by_region(tape, trained_alone=True)
     wide = 4 if model.mixed else tape.itemsize
     summed = ITEMSIZE.get(model.reduce_dtype, wide) if has_buffers else wide
@@ -726,7 +745,27 @@ def record_part(
         _count_sent(tape, weights),
         _count_states(tape, find_optimizer(model.optimizer)),
         measure_scratch(tape.operations),
+        inputs,
     )
+
+
+def _measure_inputs(tape: Tape) -> InputBytes:
+    """Bytes that the forward pass of a tape reads first, but for weights."""
+    met = {weight.storage for weight in tape.weights}
+    shared: Any = 0
+    of_micro_batch: Any = 0
+    for operation in tape.operations:
+        for access in operation.accesses:
+            if access.storage in met:
+                continue
+            met.add(access.storage)
+            if access.is_write:
+                continue
+            if tape.angles is not None and access.storage == tape.angles.storage:
+                shared = shared + access.nbytes
+            else:
+                of_micro_batch = of_micro_batch + access.nbytes
+    return InputBytes(shared, of_micro_batch)
 
 
 def _count_sent(tape: Tape, weights: RegionWeights) -> RegionWeights:

@@ -467,6 +467,7 @@ def apply_stack(
             shared = _divide_batch(model, by_settings, count)
     else:
         shared = share_states(model, strategy, chosen)
+        _check_shards(shared)
         _check_autocast(model, shared, chosen)
     stated = _override_facts(stated, workload, strategy)
     return StackedWork(model, shared, runs_as, (stated,))
@@ -483,11 +484,23 @@ def _check_ranks_of_strategy(strategy: Strategy | None, ranks: Any) -> None:
         )
 
 
+def _check_shards(strategy: Strategy) -> None:
+    """Raise a ValueError for groups of ranks that share nothing."""
+    is_idle = np.greater(strategy.shards, 0) & np.equal(strategy.zero, 0)
+    if np.any(is_idle):
+        shards = np.broadcast_to(strategy.shards, np.shape(is_idle))[is_idle][0]
+        raise ValueError(
+            f"shards is {shards:g} and zero is 0, so that no group of ranks shares anything; take zero=3 for "
+            "hybrid sharding, as Strategy.hsdp, or zero=1 or 2, or leave shards out"
+        )
+
+
 def _choose_usual(workload: Any, strategy: Strategy | None, execution: str | None) -> StackedWork:
     """What runs on the usual software: gradients are added up as it does, nothing else changes, and
     its facts are those of the settings."""
     usual = [STACKS[name] for name in name_usual_stacks(workload, strategy, execution)]
     if isinstance(workload, Transformer) and strategy is not None:
+        _check_shards(strategy)
         # products add to buffers alone
         has_buffers = np.array([stack.buffers for stack in usual]).reshape(np.shape(strategy.ranks))
         buffers = strategy.buffers | has_buffers | workload.fused_accumulation

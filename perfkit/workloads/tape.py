@@ -209,11 +209,22 @@ class Tape:
         #: Whether ranks gather the weights of products in fp8 in this format.
         self.gathers_fp8 = False
         self.pieces: list[Piece] = []
+        #: Angles of positions as complex numbers in fp32, which all layers and micro-batches share.
+        self.angles: Tensor | None = None
 
     def tensor(self, *shape: Any, itemsize: int = 0, needs_gradient: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
         storage = self._add_storage()
         return Tensor(storage, shape, itemsize or self.itemsize, needs_gradient, self.layer)
+
+    def share_angles(self, rows: Any, numbers: Any) -> Tensor:
+        """Angles of positions, `numbers` of each of `rows`: those of the first layer that asks, as
+        models keep one table of them for all layers."""
+        if self.angles is None:
+            layer, self.layer = self.layer, None
+            self.angles = self.tensor(rows, numbers, itemsize=8)
+            self.layer = layer
+        return self.angles
 
     def _align_first_layer(self) -> None:
         """Give the first layer as many storages as the second one, if its backward pass was shorter:
