@@ -266,7 +266,7 @@ def test_both_roads_need_the_same_memory() -> None:
             **settings,
         )
         checkpoint = str(rng.choice(["none", "full", "mlp", "norms+activation", "per_op"]))
-        counted = {}
+        counted: dict[str, Any] = {}
         if checkpoint != "none" and rng.integers(2):
             counted["checkpoint_layers"] = 1
         strategy = pk.Strategy(
