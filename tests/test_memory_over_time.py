@@ -10,6 +10,7 @@ import perfkit as pk
 from perfkit import plots
 from perfkit.ground.results import Table
 from perfkit.platform.estimates import keep_quiet
+from perfkit.prediction.memory_timeline import list_memory
 from perfkit.prediction.result import Prediction
 from tests.test_memory import CPU, GPU, SMALL, graph
 
@@ -61,6 +62,18 @@ def test_the_peak_is_that_of_memory_and_the_end_is_the_begin(
     times = frame["time_s"].to_numpy()
     assert (np.diff(times) >= 0).all()
     assert times[-1] == prediction.time
+
+
+def test_a_rank_begins_at_zero_or_early_but_never_by_a_rounding() -> None:
+    """The clock of an iteration is its last end less its period, which rounds."""
+    prediction = predict(replace(LLAMA, layers=2), strategy=pk.Strategy(dp=8, zero=3))
+    [timeline] = prediction._timeline.rank_timelines
+    first = timeline.starts[timeline.compute[0]]
+    for early, begin in ((0.0, 0.0), (6e-15, 0.0), (0.25, -0.25)):
+        moved = replace(timeline, starts=timeline.starts - first - early)
+        times = list_memory(moved, prediction.platform)["time_s"]
+        assert times[0] == begin
+        assert times[0] == times.min()
 
 
 def test_each_moment_is_counted_by_hand() -> None:

@@ -139,15 +139,11 @@ def _time(timeline: RankTimeline, at: Array) -> Array:
     the kernel before it.
     """
     count = len(timeline.starts)
-    clock = np.full(2 * count + 1, -np.inf)
     compute = timeline.compute
-    begin = 0.0
-    if len(compute):
-        begin = min(0.0, float(timeline.starts[compute[0]]))
-    clock[0] = begin
+    clock = np.full(2 * count + 1, timeline.begin)
     clock[2 * compute] = timeline.starts[compute]
     clock[2 * compute + 1] = timeline.ends[compute]
-    clock = np.maximum.accumulate(np.maximum(clock, begin))
+    clock = np.maximum.accumulate(np.maximum(clock, timeline.begin))
     positions = np.clip(at, 0, 2 * count).astype(int)
-    times = np.where(np.isneginf(at), begin, clock[positions])
+    times = np.where(np.isneginf(at), timeline.begin, clock[positions])
     return np.where(np.isposinf(at), timeline.period, times)

@@ -144,11 +144,19 @@ class RankTimeline:
             wait_time = min(wait_time, time_of_others)
         return wait_time
 
+    @property
+    def begin(self) -> float:
+        """When this rank begins the iteration: 0, or below for one that is early, and ends early, too
+        [s]."""
+        first = float(self.starts[self.compute[:1]].sum())
+        if first < -_ROUNDING * self.period:
+            return first
+        return 0.0
+
     def list_added(self) -> Iterator[tuple[str, float, float]]:
         """Name, start and end [s] of the time that was not simulated; it comes after everything
         else."""
-        begin = min(float(self.starts[self.compute[:1]].sum()), 0.0)  # an early rank ends early too
-        end = begin + self.simulated_period
+        end = self.begin + self.simulated_period
         for name, seconds in self.added.list_causes():
             yield name, end, end + seconds
             end += seconds
