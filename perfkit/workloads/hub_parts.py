@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from perfkit.ground.units import check_positive, read_number, show
 from perfkit.workloads.attention_blocks import UNFUSED
+from perfkit.workloads.images import count_image_tokens
 
 
 class ConfigError(ValueError):
@@ -594,8 +595,13 @@ def _read_images(values: Values) -> dict[str, Any]:
                 f"{values.place}: id2label is {show(labels, 80)}; it must be an object of labels or null"
             )
         classes = len(labels)
-    tokens = (image // patch) ** 2 + 1
-    return {"patch": patch, "positions": tokens, "classes": classes, "vocabulary": 0, "tie": False}
+    return {
+        "patch": patch,
+        "positions": count_image_tokens(image, patch),
+        "classes": classes,
+        "vocabulary": 0,
+        "tie": False,
+    }
 
 
 def _read_storage(values: Values) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from perfkit.workloads.hub_parts import (
     make_part_rotation,
     make_windows,
 )
+from perfkit.workloads.images import CHANNELS
 
 
 @dataclass(frozen=True)
@@ -956,7 +957,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         },
         fields={"vocabulary": 0, "activation": "gelu", "qkv_bias": True},
         parts=(IMAGES, QUERY_BIASES, _BERT_DROPOUT, make_activation("hidden_act")),
-        allowed={"num_channels": (3,)},
+        allowed={"num_channels": (CHANNELS,)},
         # masks of images and a pooler are those of other heads
         ignored=("layer_norm_eps", "encoder_stride", "pooler_output_size", "pooler_act"),
         defaults={

@@ -4,13 +4,11 @@ classes behind them (ViT, arXiv:2010.11929, section 3.1)."""
 from typing import Any
 
 from perfkit.workloads import layers
+from perfkit.workloads.images import CHANNELS
 from perfkit.workloads.layer_types import Add, PrependToken, TakeFirst
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.rank_share import RankShare
 from perfkit.workloads.tape import Tape
-
-#: Channels of an image [-].
-CHANNELS = 3
 
 
 def embed_images(tape: Tape, model: Any, share: RankShare) -> Tensor:
@@ -19,12 +17,12 @@ def embed_images(tape: Tape, model: Any, share: RankShare) -> Tensor:
     Ranks that share layers compute them alike, as those of Megatron-LM do
     (``megatron/legacy/model/vision/vit_backbone.py``).
     """
-    hidden, window = model.hidden, CHANNELS * model.patch**2
+    hidden, inputs = model.hidden, CHANNELS * model.patch**2
     places = share.sequence - 1
     token = tape.parameter(hidden)
     positions = tape.parameter(model.positions, hidden)
-    weight, bias = tape.parameter(hidden, window), tape.parameter(hidden)
-    images = tape.tensor(share.batch, places * window, itemsize=tape.wide)
+    weight, bias = tape.parameter(hidden, inputs), tape.parameter(hidden)
+    images = tape.tensor(share.batch, places * inputs, itemsize=tape.wide)
     x = layers.embed_patches(tape, images, weight, bias, places)
     layers.count_views(tape, 3)  # of patches: flat, and transposed; of the token: for each image
     x = tape.apply(PrependToken(), token, x)

@@ -1070,9 +1070,9 @@ class PatchEmbedding(Layer):
         """Append `convolution` and `add_`."""
         self.images, self.weight, self.bias = images, weight, bias
         batch = images.shape[0]
-        hidden, window = weight.shape
+        hidden, inputs = weight.shape
         y = tape.tensor(batch, self.places, hidden, itemsize=_widest(images, weight))
-        sizes = OperationSizes.of_product(batch * self.places, hidden, window)
+        sizes = OperationSizes.of_product(batch * self.places, hidden, inputs)
         self.sizes = sizes._replace(elements=y.numel, rows=batch)
         reads = [images, weight]
         tape.emit("convolution", "convolution", reads, [y], self.sizes, variant="forward")

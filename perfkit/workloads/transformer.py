@@ -23,6 +23,7 @@ from perfkit.workloads.fp8 import RECIPES
 from perfkit.workloads.frozen_formats import FROZEN_FORMATS
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.hub_config import read_hub_config
+from perfkit.workloads.images import count_image_tokens, count_patches_of_edge
 from perfkit.workloads.iteration import finish, update_in_backward
 from perfkit.workloads.layer_kinds import has_experts, has_unlike_layers
 from perfkit.workloads.layers import NORMS
@@ -650,7 +651,7 @@ class Transformer:
             self.positions,
         )
         refuse_sizes(
-            np.sqrt(np.asarray(self.sequence, dtype=float) - 1.0) % 1.0 > 0.0,
+            count_patches_of_edge(self.sequence) % 1.0 > 0.0,
             lambda sequence: (
                 f"sequence is {int(sequence)}; it must be the patches of a square image and one, as 197 of "
                 "14 x 14 patches; take Transformer.vit with the edge of the image"
@@ -1081,7 +1082,7 @@ class Transformer:
         """What is computed, in a few words."""
         said = [self.name, f"batch {self.batch}", f"sequence {self.sequence}"]
         if self.patch:
-            image = self.patch * np.sqrt(np.asarray(self.sequence, dtype=float) - 1.0)
+            image = self.patch * count_patches_of_edge(self.sequence)
             said[2] = f"image {show(image.astype(int).tolist())}"
         if self.dropout > 0:
             said.append(f"dropout {self.dropout:g}")
@@ -1168,38 +1169,6 @@ class Transformer:
         """
         ranks = check_ranks(self.batch, ranks, plan, self.accumulate)
         return record_structure(_record, self, _OPEN, ranks, accelerator)
-
-
-def count_image_tokens(image: int, patch: int) -> int:
-    """Count the patches of a square image, with the vector of its class.
-
-    Parameters
-    ----------
-    image, patch : int
-        Edges of the image and of a patch [-].
-
-    Returns
-    -------
-    tokens : int
-        [-].
-
-    Raises
-    ------
-    ValueError
-        If patches do not fill the image.
-
-    Examples
-    --------
-    >>> count_image_tokens(224, 16)
-    197
-    """
-    image = check_positive("image", image, integer=True)
-    patch = check_positive("patch", patch, integer=True)
-    if image % patch:
-        raise ValueError(
-            f"image is {image}; it must be a multiple of patch, {patch}; change one of them"
-        )
-    return int((image // patch) ** 2 + 1)
 
 
 def _find_usual_sequence(causal: bool, values: dict[str, Any], published: int | None = None) -> Any:
