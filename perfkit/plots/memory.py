@@ -56,15 +56,26 @@ def memory_areas(
     """
     check_type("about", about, str)
     rows = canvas.read_rows(frame)
+    layers = [_stack_uses(rows)]
+    peak = max(rows, key=lambda row: row[_TOTAL], default=None)
+    if peak is not None:
+        layers.append(_mark_peak(peak))
+    for line in _list_lines(peak, capacity, reserve):
+        layers += _draw_line(line)
+    heading = alt.Title("Memory through one iteration", subtitle=about or alt.Undefined)
+    return LayerChart(layer=layers).properties(width=620, height=260, title=heading)
+
+
+def _stack_uses(rows: Sequence[Row]) -> alt.Chart:
+    """An area for each use that is not always 0, one above the other."""
     uses = [
         name
         for name in (rows[0] if rows else ())
         if name.endswith(_ENDING) and name != _TOTAL and any(row[name] for row in rows)
     ]
-    drawn = _choose_moments(rows)
     names = {use: use.removesuffix(_ENDING) for use in uses}
     areas = []
-    for row in drawn:
+    for row in _choose_moments(rows):
         for order, use in enumerate(uses):
             areas.append(
                 {"time_s": row["time_s"], "use": names[use], "nbytes": row[use], "order": order}
@@ -73,26 +84,20 @@ def memory_areas(
     axis = alt.Axis(labelExpr=canvas.label_si("B"), tickCount=6)
     y = alt.Y("nbytes:Q", title="Memory of the fullest rank", axis=axis, stack="zero")
     color = colour("use", list(names.values()), title="Use")
-    layers: list[alt.Chart] = [
-        canvas.draw(areas)
-        .mark_area(interpolate="step-after", opacity=0.85)
-        .encode(x=x, y=y, color=color, order=alt.Order("order:Q"))
-    ]
+    chart = canvas.draw(areas).mark_area(interpolate="step-after", opacity=0.85)
+    return chart.encode(x=x, y=y, color=color, order=alt.Order("order:Q"))
+
+
+def _list_lines(peak: Row | None, capacity: float | None, reserve: float | None) -> list[_Line]:
+    """The peak with its reserve, and the memory of the device, where they are known."""
     lines = []
-    if rows:
-        peak = max(rows, key=lambda row: row[_TOTAL])
-        words = f"peak {format_bytes(peak[_TOTAL])}"
-        layers.append(_mark_peak(peak, words))
-        if reserve is not None:
-            reserved = peak[_TOTAL] + check_positive("reserve", reserve, zero=True)
-            lines.append(_Line(f"with its reserve {format_bytes(reserved)}", reserved))
+    if peak is not None and reserve is not None:
+        reserved = peak[_TOTAL] + check_positive("reserve", reserve, zero=True)
+        lines.append(_Line(f"with its reserve {format_bytes(reserved)}", reserved))
     if capacity is not None:
         nbytes = check_positive("capacity", capacity)
         lines.append(_Line(f"device {format_bytes(nbytes)}", nbytes))
-    for line in lines:
-        layers += _draw_line(line)
-    heading = alt.Title("Memory through one iteration", subtitle=about or alt.Undefined)
-    return LayerChart(layer=layers).properties(width=620, height=260, title=heading)
+    return lines
 
 
 def _choose_moments(rows: Sequence[Row]) -> list[Row]:
@@ -112,8 +117,9 @@ def _choose_moments(rows: Sequence[Row]) -> list[Row]:
     return [fullest[place] for place in sorted(fullest)]
 
 
-def _mark_peak(peak: Row, words: str) -> alt.Chart:
+def _mark_peak(peak: Row) -> alt.Chart:
     """A point at the fullest moment, whose words the pointer shows."""
+    words = f"peak {format_bytes(peak[_TOTAL])}"
     row = {"time_s": peak["time_s"], "nbytes": peak[_TOTAL], "what": words}
     point = canvas.draw([row]).mark_point(filled=True, color=INK, size=60, opacity=1.0)
     return point.encode(x="time_s:Q", y="nbytes:Q", tooltip=canvas.tips("what", time_s=".3s"))
