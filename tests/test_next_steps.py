@@ -26,7 +26,7 @@ BARE = Platform.from_datasheet(
 
 
 def price(model: pk.Transformer, strategy: pk.Strategy, platform: Platform = GPU) -> float:
-    """Memory of the fullest rank with its reserve [B]."""
+    """Memory of the fullest rank, without its reserve [B]."""
     columns = price_strategies(model, platform, pk.Strategy.stack([strategy]), near=0.0)
     return float(columns["needs"][0])
 

@@ -26,6 +26,8 @@ from perfkit.workloads.transformer import Transformer
 OTHERWISE = "a platform with more ranks or memory"
 #: A setting that frees less than this share of what is needed is not named [-].
 _LEAST_SHARE = 0.01
+#: Layers of a group that are tried, see `Strategy.checkpoint_group` [-].
+_GROUPS = (2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -320,27 +322,32 @@ def _list_changes(
         if s.zero < zero <= most_zero and s.dp * s.cp > 1:
             shards.append(_Change(f"zero={zero}", strategy={"zero": zero}))
 
-    checkpoints = []
-    names = ["full"]
-    if model.attention in UNFUSED and s.checkpoint == "none":
-        names = ["selective", "full"]
-    for name in names:
-        if s.checkpoint != "full" or s.is_partial:
-            fields = {"checkpoint": name, "checkpoint_layers": EVERY_LAYER}
-            checkpoints.append(_Change(f"checkpoint={name!r}", strategy=fields))
-    if s.checkpoint == "full" and not s.is_partial and not s.groups_layers:
-        for group in (2, 4, 8):
-            changed = {"checkpoint_group": group}
-            checkpoints.append(_Change(f"checkpoint_group={group}", strategy=changed))
-
     more = []
     factor = 2
     while s.ranks * factor <= platform.network.ranks:
         words = f"{int(s.ranks) * factor} ranks (dp={int(s.dp) * factor})"
         more.append(_Change(words, strategy={"dp": int(s.dp) * factor}))
         factor *= 2
+    checkpoints = _list_checkpoints(model, s)
     offloads = _list_offloads(model, s, most_zero)
     return [workspace, smaller, shards, checkpoints, offloads, more]
+
+
+def _list_checkpoints(model: Transformer, s: Strategy) -> list[_Change]:
+    """What may be computed again: layers, or groups of them where all layers are already."""
+    changes = []
+    if s.checkpoint != "full" or s.is_partial:
+        names = ["full"]
+        if model.attention in UNFUSED and s.checkpoint == "none":
+            names = ["selective", "full"]
+        for name in names:
+            changed = {"checkpoint": name, "checkpoint_layers": EVERY_LAYER}
+            changes.append(_Change(f"checkpoint={name!r}", strategy=changed))
+    elif not s.groups_layers:
+        for group in _GROUPS:
+            words = f"checkpoint_group={group}"
+            changes.append(_Change(words, strategy={"checkpoint_group": group}))
+    return changes
 
 
 def _list_offloads(model: Transformer, s: Strategy, most_zero: int) -> list[_Change]:
