@@ -1132,13 +1132,20 @@ def _find_reads(graph: Graph) -> np.ndarray:
 
 
 def _join_between_reads(rows: _Rows, chosen: np.ndarray, reads: np.ndarray) -> Array:
-    """Time of the chosen operations if the host waits behind each of some `reads`: between two of
-    them that of the slower of host and device [s]."""
+    """Time of the chosen operations if the host waits behind each of some `reads` [s].
+
+    Between two of them it is that of the slower one: the device, which has nothing to do until the first
+    call is made, or the host, which also calls for the copy of what it reads; that call takes as long as
+    the one of the norm.
+    """
     joined = np.zeros(rows.device.shape[1])
     places = np.flatnonzero(chosen)
     ends = np.flatnonzero(reads[places]) + 1
+    calls = rows.hosts.operations
     for part in np.split(places, ends):
-        joined = joined + np.maximum(rows.add_device(part), rows.hosts.operations[part].sum())
+        if len(part):
+            device = rows.add_device(part) + calls[part[0]]
+            joined = joined + np.maximum(device, calls[part].sum() + calls[part[-1]])
     return joined
 
 
@@ -1163,7 +1170,7 @@ def _time_update(
     if find_optimizer(model.optimizer).host_waits:
         joined = layers * _join_between_reads(rows, in_layer, reads)
         joined = joined + _join_between_reads(rows, in_ends, reads)
-        return WeightWork(joined / (layers * trained.layer + ends), joined)
+        return WeightWork(joined / (layers * trained.layer + ends), np.zeros(()))
     device = layers * rows.add_device(in_layer) + rows.add_device(in_ends)
     host = layers * rows.hosts.operations[in_layer].sum() + rows.hosts.operations[in_ends].sum()
     return WeightWork(device / (layers * trained.layer + ends), host)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
+from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.host_memory import SIGMA_UPDATE
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
@@ -352,10 +353,12 @@ def _join_whole_iteration(
     # as in the event loop, which runs passes of replicas that offload activations one by one: their
     # update is not waited for; and an update of the host alone launches nothing
     is_by_pass = np.not_equal(case.s.offload, "none") & np.equal(case.s.zero, 0)
-    launches = ~is_by_pass & (case.offload.fraction < 1.0)
+    # an update whose host waits has joined both already
+    is_apart = is_by_pass | find_optimizer(case.model.optimizer).host_waits
+    launches = ~is_apart & (case.offload.fraction < 1.0)
     calls = calls + exchange + np.where(launches, case.times.update.host + casts, 0.0)
     calls = calls + count_copies(case, count_rounds(case)) * case.times.call
-    device = times.total - np.where(is_by_pass, times.update, 0.0)
+    device = times.total - np.where(is_apart, times.update, 0.0)
     added = join_host(device, calls, case.whole) - device
     return times._replace(host=np.where(case.s.alone, added, times.host))
 
