@@ -196,8 +196,10 @@ class Transformer:
         one rank and with ``ddp``, or a `Strategy` that shares nothing but the batch, this is
         autocast: norms, softmax, loss and the sum of all layers are fp32 too. Where weights are
         sharded, or a `Strategy` shares more, layers work in `dtype` and only the loss is fp32, as
-        with FSDP's ``MixedPrecisionPolicy`` and Megatron. The scaling of an fp16 loss is not
-        modelled.
+        with FSDP's ``MixedPrecisionPolicy`` and Megatron. With buffers of gradients, as
+        ``stack="megatron"`` on any ranks, weights are in `dtype` beside fp32 masters: 18 B a number
+        with Adam, and 16 B with autocast. If False, weights, gradients and states are in `dtype`: 8 B
+        in bf16. The scaling of an fp16 loss is not modelled.
     overlap : bool
         Whether gradients are reduced in buckets during the backward pass (DistributedDataParallel),
         or in one piece after it.
