@@ -3,6 +3,7 @@ a rank."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values, check_choice, check_positive, show
 from perfkit.models.checkpoints import find_checkpoint
+from perfkit.models.v_schedules import V_ORDERS, Step
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,13 @@ class Schedule:
         chunks always do.
     puts_off_weights : bool
         Whether gradients of weights are put off: on stage s behind the backward pass of s
-        micro-batches later.
+        micro-batches later, unless stages are in a V.
+    is_v_shaped : bool
+        Whether a stage holds two chunks in a V, and runs its passes in the order of
+        `perfkit.models.v_schedules.V_ORDERS`: stage s of p has chunk s of the way through the model,
+        and chunk 2 p - 1 - s.
+    least_batches : int
+        Micro-batches for each stage that the order of passes needs at least; 0 for any number [-].
 
     Examples
     --------
@@ -59,6 +67,8 @@ class Schedule:
     passes_ahead: Any = 0
     takes_ahead: Any = False
     puts_off_weights: Any = False
+    is_v_shaped: Any = False
+    least_batches: Any = 0
 
     @property
     def alternates(self) -> Any:
@@ -74,7 +84,8 @@ class Schedule:
     def interleaves(self) -> Any:
         """Whether groups of one micro-batch for each stage pass one chunk after another, so that
         forward and backward passes take turns: interleaved 1F1B."""
-        return self.has_chunks & np.logical_not(self.all_forward_first)
+        in_groups = np.logical_not(self.all_forward_first) & np.logical_not(self.is_v_shaped)
+        return self.has_chunks & in_groups
 
     @property
     def runs_breadth_first(self) -> Any:
@@ -112,30 +123,66 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             Schedule("breadth_first", has_chunks=True, all_forward_first=True, takes_ahead=True),
             # H1 of Qi et al. 2024, arXiv:2401.10241
             Schedule("zero_bubble", passes_ahead=1, puts_off_weights=True),
+            # the same, section 6
+            Schedule(
+                "zb_v", has_chunks=True, takes_ahead=True, puts_off_weights=True, is_v_shaped=True
+            ),
+            # DeepSeek-AI 2024, arXiv:2412.19437, cut in half
+            Schedule(
+                "dualpipe_v",
+                has_chunks=True,
+                takes_ahead=True,
+                puts_off_weights=True,
+                is_v_shaped=True,
+                least_batches=2,
+            ),
         )
     }
 )
+#: Schedules that are known and not modelled, and what to do instead.
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "dualpipe": "it holds two copies of the weights, whose halves do the same; take 'dualpipe_v', "
+        "one of these halves, with half of pp and twice dp, which holds as many weights on each rank",
+        "v_half": "no time of it was found that could check it; take 'zb_v', which holds twice as much",
+        "v_min": "no time of it was found that could check it; take 'zb_v', which holds three times as "
+        "much",
+    }
+)
+#: Schedules whose stages hold two chunks in a V.
+V_SHAPED = tuple(name for name, schedule in SCHEDULES.items() if schedule.is_v_shaped)
 #: Schedules whose stages may hold several chunks of layers.
 CHUNKED = tuple(name for name, schedule in SCHEDULES.items() if schedule.has_chunks)
 #: Schedules that pass all micro-batches through one chunk after another.
 BREADTH_FIRST = tuple(name for name, schedule in SCHEDULES.items() if schedule.runs_breadth_first)
 
 
-class Step(NamedTuple):
-    """A pass of a micro-batch through a chunk of layers.
+def check_schedule(name: Any) -> str:
+    """Check the name of a schedule.
 
     Parameters
     ----------
-    phase : str
-        ``forward``, ``backward``, or ``weights``: gradients of weights that a backward pass has put
-        off.
-    micro, chunk : int
-        Which micro-batch, and which chunk of the stage, from 0 [-].
-    """
+    name : str
+        Name in `SCHEDULES`.
 
-    phase: str
-    micro: int
-    chunk: int
+    Returns
+    -------
+    name : str
+        The same.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, and for a schedule that is known and not modelled.
+
+    Examples
+    --------
+    >>> check_schedule("zb_v")
+    'zb_v'
+    """
+    if isinstance(name, str) and name in REFUSED:
+        raise ValueError(f"schedule {name!r} is not modelled: {REFUSED[name]}")
+    return str(check_choice("schedule", name, SCHEDULES))
 
 
 def find_schedules(names: Any) -> Schedule:
@@ -162,7 +209,7 @@ def find_schedules(names: Any) -> Schedule:
     array([ True, False])
     """
     if isinstance(names, str):
-        return SCHEDULES[check_choice("schedule", names, SCHEDULES)]
+        return SCHEDULES[check_schedule(names)]
     array = np.asarray(names)
     is_text = array.dtype.kind == "U"
     if not is_text and not all(isinstance(name, str) for name in array.ravel().tolist()):
@@ -171,7 +218,7 @@ def find_schedules(names: Any) -> Schedule:
     for number, name in enumerate(SCHEDULES):
         numbers[array == name] = number
     for name in np.unique(array[numbers < 0]).tolist():
-        check_choice("schedule", name, SCHEDULES)
+        check_schedule(name)
     values = {}
     for field in fields(Schedule):
         of_all = np.array([getattr(schedule, field.name) for schedule in SCHEDULES.values()])
@@ -280,6 +327,8 @@ def held_batches(
     ----------
     .. [1] V. Korthikanti et al., "Reducing activation recomputation in large Transformer models",
        MLSys 2023, arXiv:2205.05198, section 4.2.3
+    .. [2] P. Qi et al., "Zero bubble pipeline parallelism", arXiv:2401.10241, section 6
+    .. [3] DeepSeek-AI, "DeepSeek-V3 technical report", arXiv:2412.19437, table 2
 
     Examples
     --------
@@ -291,7 +340,123 @@ def held_batches(
     chunks = np.where(record.has_chunks, chunks, 1)
     ahead = record.passes_ahead * (stages - 1.0 - stage)
     most = (ahead + (chunks - 1.0) * stages + 1.0) / chunks
-    return np.where(record.all_forward_first, micro_batches, np.minimum(micro_batches, most))
+    held = np.where(record.all_forward_first, micro_batches, np.minimum(micro_batches, most))
+    if np.any(record.is_v_shaped):
+        in_v = _count_all_in_v(record, micro_batches, stages, stage, "held")
+        held = np.where(record.is_v_shaped, in_v, held)
+    return held
+
+
+@closed_form(other=("schedule",))
+def put_off_batches(
+    micro_batches: Values, *, stages: Values, schedule: Values, stage: Values = 0
+) -> Values:
+    """Micro-batches whose gradients of weights are put off while a stage keeps most.
+
+    Parameters
+    ----------
+    micro_batches : int or array
+        Micro-batches of an iteration [-].
+    stages : int or array
+        Stages [-].
+    schedule : str or array
+        One of `SCHEDULES` [-].
+    stage : int or array, optional
+        Number of the stage, from 0 [-].
+
+    Returns
+    -------
+    put_off : same kind as `micro_batches`
+        Micro-batches beside those of `held_batches`, counted in all layers of the stage [-].
+
+    Notes
+    -----
+    Stage s of H1 puts off those of s micro-batches [1]_; stages in a V are counted step by step.
+
+    References
+    ----------
+    .. [1] P. Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, arXiv:2401.10241, section 2.3
+
+    Examples
+    --------
+    >>> [float(put_off_batches(64, stages=8, schedule=name, stage=3)) for name in ("zero_bubble", "zb_v")]
+    [3.0, 0.0]
+    """
+    record = find_schedules(schedule)
+    put_off = np.where(record.puts_off_weights, np.minimum(stage, micro_batches), 0.0)
+    if np.any(record.is_v_shaped):
+        in_v = _count_all_in_v(record, micro_batches, stages, stage, "put_off")
+        put_off = np.where(record.is_v_shaped, in_v, put_off)
+    return put_off
+
+
+class HeldInV(NamedTuple):
+    """What a stage in a V keeps when it keeps most.
+
+    Parameters
+    ----------
+    held, put_off : float
+        Micro-batches whose backward pass is to come, and those that only have gradients of weights
+        to come, counted in all layers of the stage [-].
+    """
+
+    held: float
+    put_off: float
+
+
+@lru_cache(maxsize=1024)
+def count_held_in_v(schedule: str, stage: int, stages: int, micro_batches: int) -> HeldInV:
+    """Count what a stage in a V keeps, step by step.
+
+    Parameters
+    ----------
+    schedule : str
+        One of `V_SHAPED`.
+    stage, stages : int
+        Number of the stage, from 0, and how many there are [-].
+    micro_batches : int
+        Micro-batches of an iteration [-].
+
+    Returns
+    -------
+    held : HeldInV
+        When most gradients of weights are to come, and of several such moments when most backward
+        passes are.
+    """
+    held = put_off = 0
+    most = (0, 0)
+    for step in V_ORDERS[schedule](stage, stages, micro_batches):
+        if step.phase == "forward":
+            held += 1
+        elif step.phase == "weights":
+            put_off -= 1
+        else:
+            held -= 1
+            if not step.whole:
+                put_off += 1
+        most = max(most, (held + put_off, held))
+    both, held = most
+    return HeldInV(held / 2.0, (both - held) / 2.0)
+
+
+def _count_all_in_v(
+    record: Schedule, micro_batches: Values, stages: Values, stage: Values, field: str
+) -> np.ndarray:
+    """A field of `HeldInV` of each of many strategies; 0 of those whose stages are in no V, and that do
+    not have whole micro-batches, at least as many as their schedule needs [-]."""
+    columns = np.broadcast_arrays(
+        record.name, record.is_v_shaped, record.least_batches, micro_batches, stages, stage
+    )
+    counts = np.zeros(columns[0].shape)
+    for place in np.ndindex(counts.shape):
+        name, is_v_shaped, least, batches, count, number = (column[place] for column in columns)
+        can_be_run = is_v_shaped and batches % 1 == 0 and batches >= least * count
+        if can_be_run:
+            # no more are kept of more micro-batches
+            counted = min(int(batches), 4 * int(count))
+            held = count_held_in_v(str(name), int(number), int(count), counted)
+            counts[place] = getattr(held, field)
+    return counts
 
 
 def list_steps(
@@ -313,7 +478,7 @@ def list_steps(
     steps : list of Step
         First the forward passes that the stage runs ahead; then each backward pass, behind one more
         forward pass while there are any. A stage puts off as many weight gradients as stages come
-        before it, if the schedule does so.
+        before it, if the schedule does so. Stages in a V have orders of their own.
 
     Examples
     --------
@@ -325,6 +490,8 @@ def list_steps(
     stage = check_positive("stage", stage, integer=True, zero=True, maximum=stages - 1)
     micro_batches = check_positive("micro_batches", micro_batches, integer=True, maximum=10**7)
     chunks = check_positive("chunks", chunks, integer=True, maximum=10**6)
+    if record.is_v_shaped:
+        return V_ORDERS[schedule](stage, stages, micro_batches)
     order = _order_passes(record, stages, micro_batches, chunks)
     forward = [Step("forward", micro, chunk) for micro, chunk in order]
     backward = [Step("backward", micro, chunks - 1 - chunk) for micro, chunk in order]

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from perfkit.models.partitions import Step, find_schedules, list_steps
+from perfkit.models.partitions import find_schedules, list_steps
+from perfkit.models.v_schedules import Step, find_place, find_position
 
 #: Groups of micro-batches, one for each stage, that are run of many; the rest repeats the last of
 #: them. For 200 random pipelines whose chunks differ by 10 %, and 200 by a factor of three, the time
@@ -20,7 +21,8 @@ class Activity(NamedTuple):
     Parameters
     ----------
     kind : str
-        ``forward``, ``backward`` or ``weights``: a pass; ``latency`` of a message to another stage,
+        ``forward``, ``backward``, ``weights`` or ``whole``, a backward pass with its gradients of
+        weights: a pass; ``latency`` of a message to another stage,
         and the ``message`` itself; ``gathered`` weights of a chunk; ``reduction`` of the gradients
         of a pass, which the next pass of the stage waits for; of messages of gradients that no pass waits for, ``tail`` behind the last
         pass of a chunk, and ``queue`` behind the messages of the chunk before, and ``landed``, when
@@ -101,6 +103,16 @@ class _Stage:
         #: Event in which the messages of its gradients that no pass waits for have landed.
         self.landed = 0
 
+    def find_last_of_pair(self, number: int) -> int:
+        """The pass with whose end a pass sends: itself, or the other one of its pair."""
+        return number + 1 if self.passes[number].in_pair else number
+
+    def find_first_of_pair(self, number: int) -> int:
+        """The pass with whose begin a pass begins: itself, or the other one of its pair."""
+        if number > 0 and self.passes[number - 1].in_pair:
+            return number - 1
+        return number
+
     @property
     def is_built(self) -> bool:
         """Whether all of its steps are built."""
@@ -111,7 +123,7 @@ class _Builder:
     """Builds a `Pipeline`."""
 
     def __init__(self, shape: "PipelineShape") -> None:
-        schedule = find_schedules(shape.schedule)
+        self.schedule = schedule = find_schedules(shape.schedule)
         self.stages, self.chunks = shape.stages, shape.chunks
         self.micro_batches, self.scattered = shape.micro_batches, shape.scattered
         #: Whether messages are received beside the pass before, and no stage waits for what it
@@ -134,11 +146,13 @@ class _Builder:
         ]
         #: Where each pass stands among those of its stage.
         self.numbers = [
-            {step: number for number, step in enumerate(stage.passes)} for stage in self.progress
+            {step.key: number for number, step in enumerate(stage.passes)}
+            for stage in self.progress
         ]
-        #: Messages by the stage and the pass that send them; the last one of each border and way.
+        #: Messages by the stage and the pass that send them; the last one of each border and way, of
+        #: stages in a V also by chunk.
         self.messages: dict[tuple[int, Step], int] = {}
-        self.last_messages: dict[tuple[int, str], int] = {}
+        self.last_messages: dict[tuple[int, str, int], int] = {}
         self.begins: list[tuple[int, ...]] = [(0,)] * shape.stages
 
     def add(self, activity: Activity, one: int = 0, other: int = 0, third: int = 0) -> int:
@@ -148,45 +162,72 @@ class _Builder:
         self.events.append((one, other, third, number))
         return len(self.events)
 
+    def find_position(self, stage: int, chunk: int) -> int:
+        """Where a chunk of a stage is on the way of a forward pass, from 0."""
+        is_v_shaped = bool(self.schedule.is_v_shaped)
+        return int(find_position(stage, chunk, self.stages, is_v_shaped=is_v_shaped))
+
     def find_neighbour(self, stage: int, step: Step, *, forth: bool) -> tuple[int, Step] | None:
         """The pass that takes what a pass gives (`forth`), or gives what it takes, with its stage."""
         way = 1 if (step.phase == "forward") == forth else -1
-        place = step.chunk * self.stages + stage + way
-        if not 0 <= place < self.stages * self.chunks:
+        position = self.find_position(stage, step.chunk) + way
+        if not 0 <= position < self.stages * self.chunks:
             return None
-        chunk, neighbour = divmod(place, self.stages)
-        return neighbour, step._replace(chunk=chunk)
+        place = find_place(position, self.stages, is_v_shaped=bool(self.schedule.is_v_shaped))
+        return place.stage, step.key._replace(chunk=place.chunk)
 
     def find_message(self, stage: int, step: Step) -> int | None:
         """The event in which the message of a pass arrives; 0 if it sends none, None if something
         before it is not built yet."""
         taker = self.find_neighbour(stage, step, forth=True)
-        if taker is None:
+        # the last stage of a V hands micro-batches to itself
+        if taker is None or taker[0] == stage:
             return 0
-        if (stage, step) in self.messages:
-            return self.messages[stage, step]
+        sent_by = (stage, step.key)
+        if sent_by in self.messages:
+            return self.messages[sent_by]
         sender, (to_stage, to_step) = self.progress[stage], taker
-        number, receiver = self.numbers[stage][step], self.progress[to_stage]
-        if number >= sender.built_passes:
+        number, receiver = self.numbers[stage][step.key], self.progress[to_stage]
+        if sender.find_last_of_pair(number) >= sender.built_passes:
             return None
         # when the receiver is ready
         position = self.numbers[to_stage][to_step]
         if position == 0:
             ready = 0
         elif self.ahead:
-            if position - 1 >= len(receiver.before_pass):
+            before = receiver.find_first_of_pair(position) - 1
+            if before >= len(receiver.before_pass):
                 return None
-            ready = receiver.before_pass[position - 1]
+            ready = 0
+            if before >= 0:
+                ready = receiver.before_pass[before]
         else:
             if position - 1 >= receiver.built_passes:
                 return None
             ready = receiver.landings[position - 1]
-        border = stage if step.phase == "forward" else to_stage
-        before = self.last_messages.get((border, step.phase), 0)
-        sent = self.add(Activity("latency", border, 0), sender.pass_ends[number])
-        event = self.add(Activity("message", border, 0), sent, ready, before)
-        self.messages[stage, step] = self.last_messages[border, step.phase] = event
+        border = self.find_border(stage, to_stage, step)
+        way = (border, step.phase, step.chunk if self.schedule.is_v_shaped else 0)
+        message_before = self.last_messages.get(way, 0)
+        end = sender.pass_ends[sender.find_last_of_pair(number)]
+        sent = self.add(Activity("latency", border, 0), end)
+        event = self.add(Activity("message", border, 0), sent, ready, message_before)
+        self.messages[sent_by] = self.last_messages[way] = event
         return event
+
+    def find_message_to(self, stage: int, step: Step) -> int | None:
+        """The event in which the message that a pass waits for arrives, see `find_message`."""
+        giver = self.find_neighbour(stage, step, forth=False)
+        # the last stage of a V hands micro-batches to itself
+        if giver is None or giver[0] == stage:
+            return 0
+        return self.find_message(*giver)
+
+    def find_border(self, stage: int, to_stage: int, step: Step) -> int:
+        """The border that a message crosses, by the stage before it; the last one is that from the last
+        stage to the first one."""
+        if self.schedule.is_v_shaped:
+            return min(stage, to_stage)
+        return stage if step.phase == "forward" else to_stage
 
     def build_step(self, stage: int) -> bool:
         """Build the next step of a stage, if all before it is built; say whether it was."""
@@ -202,14 +243,19 @@ class _Builder:
     def name_activity(self, stage: int, step: Step) -> Activity:
         """The activity of a step of a stage."""
         is_first, is_last = step.micro == 0, step.micro == self.micro_batches - 1
-        return Activity(step.phase, stage, step.chunk, is_first, is_last)
+        kind = "whole" if step.whole else step.phase
+        return Activity(kind, stage, step.chunk, is_first, is_last)
 
     def build_weight_gradients(self, stage: int, step: Step) -> None:
         """Build a step of weight gradients that were put off."""
         progress = self.progress[stage]
         activity = self.name_activity(stage, step)
         progress.last = self.add(activity, progress.last)
-        if activity.last and not self.scattered:
+        if not activity.last or self.scattered:
+            return
+        if self.schedule.is_v_shaped:
+            self.end_reductions(stage, step.chunk, progress.last)
+        else:
             progress.landed = self.add(Activity("tail", stage, step.chunk), progress.last)
 
     def build_pass(self, stage: int, step: Step) -> bool:
@@ -218,22 +264,25 @@ class _Builder:
         progress = self.progress[stage]
         activity = self.name_activity(stage, step)
         number = progress.built_passes
-        if len(progress.before_pass) == number:
+        first_of_pair = progress.find_first_of_pair(number)
+        if len(progress.before_pass) == number and first_of_pair < number:
+            progress.before_pass.append(progress.before_pass[first_of_pair])
+        elif len(progress.before_pass) == number:
             progress.before_pass.append(progress.last)
-        received: int | None = 0
-        giver = self.find_neighbour(stage, step, forth=False)
-        if giver is not None:
-            received = self.find_message(*giver)
+        received = self.find_message_to(stage, step)
         sent: int | None = 0
         if number and not self.ahead:
             sent = self.find_message(stage, progress.passes[number - 1])
+        if step.in_pair:
+            sent = self.find_message_to(stage, progress.passes[number + 1])
         if received is None or sent is None:
             return False
         if number == 0:
             self.begins[stage] = (progress.last, received)
         # stages with chunks wait for nothing that they send
         if activity.first and step.phase == "forward" and step.chunk > 0:
-            sent = self.add(Activity("gathered", stage, step.chunk))
+            gathered = self.add(Activity("gathered", stage, step.chunk))
+            received = self.add(Activity("landed", stage, 0), received, gathered)
         end = self.add(activity, progress.last, received, sent)
         progress.pass_ends.append(end)
         progress.last = end
@@ -247,15 +296,24 @@ class _Builder:
         """Reduce the gradients of a backward pass behind its `end`."""
         stage, chunk = activity.stage, activity.chunk
         progress = self.progress[stage]
-        if self.scattered and self.put_off and activity.last:
+        puts_off = self.put_off and activity.kind != "whole"
+        if self.scattered and puts_off and activity.last:
             # weight gradients that were put off hide it
-            progress.landed = self.add(Activity("reduction", stage, chunk), end)
+            reduced = self.add(Activity("reduction", stage, chunk), end)
+            progress.landed = self.add(Activity("landed", stage, 0), reduced, progress.landed)
         elif self.scattered:
-            progress.last = self.add(Activity("reduction", stage, chunk), end)
-        elif activity.last and not self.put_off:
-            tail = self.add(Activity("tail", stage, chunk), end)
-            queue = self.add(Activity("queue", stage, chunk), progress.landed)
-            progress.landed = self.add(Activity("landed", stage, 0), tail, queue)
+            kind = "whole_reduction" if activity.kind == "whole" else "reduction"
+            progress.last = self.add(Activity(kind, stage, chunk), end)
+        elif activity.last and not puts_off:
+            self.end_reductions(stage, chunk, end)
+
+    def end_reductions(self, stage: int, chunk: int, end: int) -> None:
+        """Reduce the gradients of a chunk once, behind its last gradients of weights and the messages of
+        the chunk before."""
+        progress = self.progress[stage]
+        tail = self.add(Activity("tail", stage, chunk), end)
+        queue = self.add(Activity("queue", stage, chunk), progress.landed)
+        progress.landed = self.add(Activity("landed", stage, 0), tail, queue)
 
     def build(self) -> Pipeline:
         """Build all steps of all stages."""
@@ -343,6 +401,9 @@ class ChunkTimes(NamedTuple):
     tail, queue : float or array
         What is left of these messages behind that pass, or behind weight gradients that were put
         off; and all of them, one after another.
+    whole, whole_reduction : float or array
+        A backward pass with its gradients of weights, where the schedule puts off those of others, and
+        messages of gradients behind it that the stage waits for.
     """
 
     forward: Any
@@ -357,6 +418,8 @@ class ChunkTimes(NamedTuple):
     last_reduction: Any
     tail: Any
     queue: Any
+    whole: Any = 0.0
+    whole_reduction: Any = 0.0
 
 
 class PipelineTimes(NamedTuple):
@@ -374,16 +437,22 @@ class PipelineTimes(NamedTuple):
     latencies : sequence of float or array, or None
         How long a message is on its way before, while others may keep the border; None if none
         is [s].
+    is_v_shaped : bool
+        Whether stages have two chunks in a V.
     """
 
     chunks: Sequence[ChunkTimes]
     stages: int
     messages: Sequence[Any]
     latencies: Sequence[Any] | None = None
+    is_v_shaped: bool = False
 
     def find(self, activity: Activity) -> float:
         """Time of an activity of one pipeline [s]."""
-        chunk = self.chunks[activity.chunk * self.stages + activity.stage]
+        position = find_position(
+            activity.stage, activity.chunk, self.stages, is_v_shaped=self.is_v_shaped
+        )
+        chunk = self.chunks[int(position)]
         if activity.kind == "latency":
             return 0.0 if self.latencies is None else float(self.latencies[activity.stage])
         if activity.kind == "message":
@@ -396,8 +465,8 @@ class PipelineTimes(NamedTuple):
             if activity.first and not begins_iteration:
                 time += chunk.later_gather
             return time
-        if activity.kind == "backward":
-            time = float(chunk.backward)
+        if activity.kind in ("backward", "whole"):
+            time = float(chunk.whole if activity.kind == "whole" else chunk.backward)
             if activity.first:
                 time += chunk.regather
             if activity.last:
@@ -408,6 +477,7 @@ class PipelineTimes(NamedTuple):
             "lead": chunk.lead,
             "gathered": chunk.gathered,
             "reduction": chunk.reduction,
+            "whole_reduction": chunk.whole_reduction,
             "tail": chunk.tail,
             "queue": chunk.queue,
             "landed": 0.0,

@@ -95,9 +95,12 @@ def can_run_at_once(shape: PipelineShape) -> bool:
     -------
     can : bool
         Else each pipeline is run for itself, see `perfkit.prediction.passes`. Stages that alternate
-        have slots if they run one pass ahead for each stage behind, or two with messages ahead.
+        have slots if they run one pass ahead for each stage behind, or two with messages ahead; in a V
+        they have none.
     """
     schedule = find_schedules(shape.schedule)
+    if schedule.is_v_shaped:
+        return False
     if _runs_all_forward_first(schedule, shape):
         return schedule.takes_messages_ahead(shape.chunks)
     if schedule.takes_messages_ahead(shape.chunks):
@@ -569,7 +572,11 @@ def _run_one_by_one(shape: PipelineShape, times: PipelineTimes, groups: np.ndarr
             chunks.append(ChunkTimes(*fields))
         micro_batches = shape.micro_batches + int(group) * shape.stages
         one = PipelineTimes(
-            chunks, times.stages, messages[:, index].tolist(), latencies[:, index].tolist()
+            chunks,
+            times.stages,
+            messages[:, index].tolist(),
+            latencies[:, index].tolist(),
+            times.is_v_shaped,
         )
         iterations[index] = run_iteration(shape._replace(micro_batches=micro_batches), one)
     return iterations

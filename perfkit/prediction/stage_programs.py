@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.models.partitions import Step
+from perfkit.models.v_schedules import Step
 from perfkit.prediction.stage_operations import Block
 from perfkit.workloads.columns import Wait, Waits
 

@@ -12,7 +12,8 @@ from perfkit.ground.units import check_type, show
 from perfkit.models.checkpoints import EVERY_LAYER
 from perfkit.models.offload import FROM_HOST, HOST_UPDATE, TO_HOST
 from perfkit.models.optimizers import find_optimizer
-from perfkit.models.partitions import Step, find_schedules, list_steps
+from perfkit.models.partitions import find_schedules, list_steps
+from perfkit.models.v_schedules import Step, find_place, find_position
 from perfkit.platform.platform import Platform
 from perfkit.prediction.micro_batches import PAIRS, record_micro_batch
 from perfkit.prediction.offload import note_offload, size_offload
@@ -128,6 +129,34 @@ def list_forms(model: Transformer, s: Strategy, again: Collection[int]) -> list[
             if layers:
                 forms.append(LayerForm(kind.model, strategy, layers))
     return sorted(forms, key=lambda form: form.is_first_layer)
+
+
+def count_ways(s: Strategy) -> int:
+    """Count the communicators of a border between two stages.
+
+    Parameters
+    ----------
+    s : Strategy
+        A single one.
+
+    Returns
+    -------
+    ways : int
+        Backward and forward, in a V of each of both chunks: their messages come in another order on
+        either side [-].
+    """
+    return 4 if find_schedules(s.schedule).is_v_shaped else 2
+
+
+def _group_pairs(steps: Sequence[Step]) -> list[list[Step]]:
+    """Steps in their order, those of a pair together."""
+    groups: list[list[Step]] = []
+    for step in steps:
+        if groups and groups[-1][-1].in_pair:
+            groups[-1].append(step)
+        else:
+            groups.append([step])
+    return groups
 
 
 class _StageMaker:
@@ -357,10 +386,15 @@ class _StageMaker:
         """Layers of each chunk, in the order of a forward pass, see `spread_chunks`."""
         spread = spread_chunks(self.model.all_layers, self.s)
         layers = []
-        for chunk in range(self.s.chunks):
-            for stage in range(self.s.pp):
-                layers.append(int(spread.count_layers(self.s, stage, chunk)))
+        for position in range(self.s.pp * self.s.chunks):
+            place = find_place(position, self.s.pp, is_v_shaped=bool(self.schedule.is_v_shaped))
+            layers.append(int(spread.count_layers(self.s, place.stage, place.chunk)))
         return layers
+
+    def find_position(self, stage: int, chunk: int) -> int:
+        """Where a chunk of a stage is on the way of a forward pass, from 0."""
+        is_v_shaped = bool(self.schedule.is_v_shaped)
+        return int(find_position(stage, chunk, self.s.pp, is_v_shaped=is_v_shaped))
 
     def list_units(self, chunk: int) -> list[Unit]:
         """Units of a chunk, by its position among the chunks of all stages."""
@@ -378,7 +412,9 @@ class _StageMaker:
         """The program of a rank of one stage."""
         s = self.s
         program = Program()
-        units_of_chunks = [self.list_units(chunk * s.pp + stage) for chunk in range(s.chunks)]
+        units_of_chunks = [
+            self.list_units(self.find_position(stage, chunk)) for chunk in range(s.chunks)
+        ]
         all_units = [unit for units in units_of_chunks for unit in units]
         steps = list_steps(
             s.schedule, stage, stages=s.pp, micro_batches=self.micro_batches, chunks=s.chunks
@@ -386,25 +422,30 @@ class _StageMaker:
         passes = [step for step in steps if step.phase != "weights"]
         if not self.puts_off_weights:
             steps = passes
-        following = dict(pairwise(passes))
+        groups = _group_pairs(steps)
+        with_messages = [group for group in groups if group[0].phase != "weights"]
+        following = {group[0]: after for group, after in pairwise(with_messages)}
         self.gather_ahead(program, all_units)
         receives_ahead = s.pp > 1 and self.schedule.takes_messages_ahead(s.chunks)
         program.before_pass[passes[0]] = self.receive(program, passes[0], stage)
         if self.runs_pairs:  # on a single stage
             self.run_pairs(program, passes, all_units)
-            steps = []
-        for step in steps:
-            next_pass = following.get(step)
-            if receives_ahead and next_pass is not None:
-                program.before_pass[next_pass] = self.receive(program, next_pass, stage)
-            program.wait(program.before_pass.pop(step, []))
-            self.run_pass(program, step, units_of_chunks[step.chunk])
-            sent = self.send(program, step, stage)
-            if step.micro < self.micro_batches - 1:
+            groups = []
+        for group in groups:
+            after = following.get(group[0], [])
+            if receives_ahead:
+                for step in after:
+                    program.before_pass[step] = self.receive(program, step, stage)
+            for step in group:
+                program.wait(program.before_pass.pop(step, []))
+            for step in group:
+                self.run_pass(program, step, units_of_chunks[step.chunk])
+            sent = [message for step in group for message in self.send(program, step, stage)]
+            if group[-1].micro < self.micro_batches - 1:
                 self.end_micro_batch(program)
-            if next_pass is not None and not receives_ahead:
-                received = self.receive(program, next_pass, stage)
-                program.before_pass[next_pass] = sent + received
+            if after and not receives_ahead:
+                received = self.receive(program, after[0], stage)
+                program.before_pass[after[0]] = sent + received
         self.end_reductions(program)
         self.update(program, all_units)
         return program
@@ -488,7 +529,7 @@ class _StageMaker:
                 continue
             nbytes = float(each) * updated
             # what is sent in one group takes turns
-            group = PAIRS + 2 * self.s.pp
+            group = PAIRS + count_ways(self.s) * self.s.pp
             if operation != HOST_UPDATE and not self.offload.in_turn:
                 group += 1
             row = self.table.send(operation, "update", "host", nbytes, group)
@@ -498,6 +539,7 @@ class _StageMaker:
     def run_pass(self, program: Program, step: Step, units: list[Unit]) -> None:
         """Run a pass through the units of a chunk."""
         order = self.order_units(step, units)
+        has_weights = step.whole and self.puts_off_weights
         for position, unit in enumerate(order):
             self.begin_unit(program, step, order, position)
             kind = self.find_kind(unit)
@@ -505,6 +547,8 @@ class _StageMaker:
             if step.phase == "backward" and is_layer and unit.layer in self.followed_in_group:
                 program.run(kind.end_again, unit.layer)
             program.run(kind.passes[unit.region, step.phase, step.micro == 0], unit.layer)
+            if has_weights and is_layer:
+                program.run(kind.passes[unit.region, "weights", step.micro == 0], unit.layer)
             self.end_unit(program, step, order, position)
 
     def begin_unit(self, program: Program, step: Step, order: list[Unit], position: int) -> None:
@@ -536,7 +580,7 @@ class _StageMaker:
 
     def copy_activations(self, program: Program, phase: str, operation: str, layer: int) -> int:
         """Copy what a layer keeps to the host or back; return the number of the copy."""
-        group = PAIRS + 2 * self.s.pp + _HOST_GROUPS - 1
+        group = PAIRS + count_ways(self.s) * self.s.pp + _HOST_GROUPS - 1
         row = self.table.send(operation, phase, "layers.0", self.offloaded_activations, group)
         return program.send(row, layer)
 
@@ -633,7 +677,7 @@ class _StageMaker:
     def completes_gradients(self, step: Step, unit: Unit) -> bool:
         """Whether the gradients of a unit are complete after a pass and have to be reduced."""
         last_phase = "backward"
-        if self.puts_off_weights and unit.region == "layers":
+        if self.puts_off_weights and unit.region == "layers" and not step.whole:
             last_phase = "weights"
         is_reduced = self.scattered or step.micro == self.micro_batches - 1
         return step.phase == last_phase and is_reduced
@@ -651,14 +695,23 @@ class _StageMaker:
         """Launch the message of a pass between its chunk and the next one (`way` 1) or the one
         before (-1); return its number, if there is such a chunk."""
         s = self.s
-        chunk = step.chunk * s.pp + stage
-        neighbour = chunk + way
+        position = self.find_position(stage, step.chunk)
+        neighbour = position + way
         if s.pp == 1 or step.phase == "weights" or not 0 <= neighbour < s.pp * s.chunks:
             return []
-        border = min(chunk, neighbour) % s.pp
-        group = PAIRS + 2 * border
+        border = min(position, neighbour) % s.pp
+        is_v_shaped = bool(self.schedule.is_v_shaped)
+        if is_v_shaped:
+            other = find_place(neighbour, s.pp, is_v_shaped=True).stage
+            # the last stage of a V hands micro-batches to itself
+            if other == stage:
+                return []
+            border = min(stage, other)
+        group = PAIRS + count_ways(s) * border
         if step.phase == "forward":
             group += 1
+        if is_v_shaped:
+            group += 2 * step.chunk
         between = float(self.sizes.between)
         return [program.send(self.table.send("send_recv", step.phase, "stages", between, group))]
 
@@ -1032,7 +1085,7 @@ def make_stages(
         for rank in range(stage * ranks_of_stage, (stage + 1) * ranks_of_stage):
             groups = list(communicators)
             for pair in _list_neighbours(rank, s):
-                groups += [pair, pair]  # backward and forward
+                groups += [pair for _ in range(count_ways(s))]
             groups += [(rank,)] * _HOST_GROUPS
             graphs.append(graph.with_groups(tuple(groups)))
     return graphs

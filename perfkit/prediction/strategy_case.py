@@ -260,6 +260,11 @@ class Case:
         return np.asarray(self.alternates | self.runs_phase_by_phase)
 
     @cached_property
+    def holds_both_ends(self) -> np.ndarray:
+        """Whether the first stage holds embeddings and head: a single one, and that of a V."""
+        return np.asarray(np.logical_not(self.has_stages) | self.schedule.is_v_shaped)
+
+    @cached_property
     def meets_both_ends(self) -> np.ndarray:
         """Whether embeddings and head both slow down the slowest stage."""
         return _meets_both_ends(self.s, self.micro)
@@ -663,9 +668,9 @@ def find_ends(stage_layers: StageLayers, by_region: ByRegion[Array]) -> tuple[Ar
 def _meets_both_ends(s: Strategy, micro: Array) -> np.ndarray:
     """Whether embeddings and head both slow down the slowest stage: one that holds both, or of
     chunks that follow one another."""
-    breadth_first = find_schedules(s.schedule).runs_breadth_first
-    follows = breadth_first | (micro <= s.pp)
-    return np.asarray((s.pp == 1) | follows & (s.chunks > 1))
+    schedule = find_schedules(s.schedule)
+    follows = schedule.runs_breadth_first | (micro <= s.pp)
+    return np.asarray((s.pp == 1) | schedule.is_v_shaped | follows & (s.chunks > 1))
 
 
 def _find_slowest_end(times: MicroBatchTimes, stage_layers: StageLayers) -> SlowestEnd:
@@ -717,7 +722,7 @@ def add_slowest_end(case: Case, by_region: ByRegion[Array]) -> Array:
     slowest = np.where(case.schedule.runs_phase_by_phase, phase_by_phase, slowest)
     both = np.maximum(first, 0.0) + np.maximum(last, 0.0)
     # a frozen first layer takes less than others, which is taken from the embeddings
-    both = np.where(case.s.pp == 1, first + last, both)
+    both = np.where(case.holds_both_ends, first + last, both)
     return np.asarray(np.where(case.meets_both_ends, both, slowest))
 
 
@@ -773,7 +778,7 @@ def count_updated(case: Case) -> Array:
         Trained numbers, or those of its shards [-].
     """
     s, times, sizes = case.s, case.times, case.sizes
-    head = np.where(case.has_stages, 0.0, times.head.trained)
+    head = np.where(case.holds_both_ends, times.head.trained, 0.0)
     weights = case.stage_layers.first * times.layer.trained + times.embeddings.trained + head
     experts = case.stage_layers.first * sizes.experts
     shards = (weights - experts) / s.owners + experts / sizes.sharers

@@ -211,6 +211,7 @@ def _list_stages(case: Case) -> tuple[_Stage, _Stage, _Stage]:
     """The first stage, the second, and the last; of a pipeline of one stage the first alone."""
     s, layers = case.s, case.stage_layers
     is_single = np.asarray(s.pp == 1)
+    holds_both = case.holds_both_ends
     embeddings, head = case.times.embeddings, case.times.head
     # a head that is tied to the word embedding has a copy of it on a stage of its own
     copy = np.zeros(case.count)
@@ -223,10 +224,10 @@ def _list_stages(case: Case) -> tuple[_Stage, _Stage, _Stage]:
             case,
             number=0,
             layers=layers.first,
-            ends=embeddings.weights + np.where(is_single, head.weights, 0.0),
-            trained_ends=embeddings.trained + np.where(is_single, head.trained, 0.0),
+            ends=embeddings.weights + np.where(holds_both, head.weights, 0.0),
+            trained_ends=embeddings.trained + np.where(holds_both, head.trained, 0.0),
             exists=~none,
-            has_head=is_single,
+            has_head=holds_both,
         ),
         _make_stage(
             case,
@@ -241,10 +242,10 @@ def _list_stages(case: Case) -> tuple[_Stage, _Stage, _Stage]:
             case,
             number=s.pp - 1,
             layers=layers.last,
-            ends=head.weights + copy,
-            trained_ends=head.trained + trained_copy,
+            ends=np.where(holds_both, 0.0, head.weights + copy),
+            trained_ends=np.where(holds_both, 0.0, head.trained + trained_copy),
             exists=~is_single,
-            has_head=~none,
+            has_head=~holds_both,
         ),
     )
 
@@ -280,7 +281,9 @@ def _make_stage(
         layers=layers,
         weights=_Weights(held, trained, owners, states),
         held=batches,
-        put_off=np.where(schedule.puts_off_weights, np.minimum(number, sizes.micro), 0.0),
+        put_off=partitions.put_off_batches(
+            sizes.micro, stages=s.pp, schedule=s.schedule, stage=number
+        ),
         losses=np.where(schedule.all_forward_first, sizes.micro, 1.0),
     )
 
@@ -894,7 +897,8 @@ def _hold_messages(case: Case, software: _Software, stage: _Stage) -> Array:
     gathered = np.where(gathers, np.maximum(both_ends_first, two_layers), 0.0)
     # PyTorch allocates those of all micro-batches and chunks ahead; the first stage receives no
     # inputs, and the last one no gradients
-    received = 2.0 * s.chunks - np.where(stage.has_embeddings | stage.has_head, 1.0, 0.0)
+    not_received = np.where(stage.has_embeddings, 1.0, 0.0) + np.where(stage.has_head, 1.0, 0.0)
+    received = 2.0 * s.chunks - not_received
     messages = received * sizes.micro + s.chunks * stage.held
     # Megatron-LM has one of each way at a time
     messages = np.where(software.brief_messages, 2.0, messages)

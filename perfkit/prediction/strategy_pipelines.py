@@ -593,6 +593,9 @@ def pipeline_bubble(
     )
     bubble = np.where(case.has_stages, np.maximum(round_trip, 0.0), 0.0) + of_even_chunks
     chunked = case.schedule.has_chunks & case.has_stages & (s.chunks > 1)
+    # passes of a V are always run
+    bubble = np.where(case.schedule.is_v_shaped, 0.0, bubble)
+    chunked = chunked & ~case.schedule.is_v_shaped
     if np.any(chunked):
         ends = _pass_both_ends(case, passes, borders)
         bubble = np.where(chunked, np.maximum(bubble + ends, 0.0), bubble)

@@ -7,6 +7,7 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.models.partitions import find_schedules
+from perfkit.models.v_schedules import find_place
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.micro_batches import PassWork
 from perfkit.prediction.passes import ChunkTimes, PipelineShape, PipelineTimes, shorten
@@ -65,7 +66,8 @@ def find_runnable(case: Case) -> np.ndarray:
     """
     is_whole = case.micro % 1 == 0
     divides = ~case.schedule.interleaves | (case.micro % case.s.pp == 0)
-    return np.asarray(case.has_stages & is_whole & divides)
+    are_enough = case.micro >= case.schedule.least_batches * case.s.pp
+    return np.asarray(case.has_stages & is_whole & divides & are_enough)
 
 
 def find_rough(case: Case, passes: Passes, borders: Borders) -> np.ndarray:
@@ -84,8 +86,8 @@ def find_rough(case: Case, passes: Passes, borders: Borders) -> np.ndarray:
     -------
     rough : array of bool
         Those whose layers do not divide into chunks or are stated, whose replicas share gradients or
-        weights (ZeRO stages 2 and 3), or whose messages between stages take more than `FAST` of a
-        forward pass through a chunk [-].
+        weights (ZeRO stages 2 and 3), whose messages between stages take more than `FAST` of a
+        forward pass through a chunk, or whose stages are in a V [-].
     """
     s = case.s
     unlike = case.all_layers % (s.pp * s.chunks) != 0
@@ -93,7 +95,7 @@ def find_rough(case: Case, passes: Passes, borders: Borders) -> np.ndarray:
     shares_gradients = (s.zero > 1) & case.has_messages
     one_pass = case.layers / s.chunks * passes.forward.layer.device
     slow = np.maximum(borders.inside, borders.far) / 2.0 > FAST * one_pass
-    return np.asarray(unlike | shares_gradients | slow)
+    return np.asarray(unlike | shares_gradients | slow | case.schedule.is_v_shaped)
 
 
 def run_passes(case: Case, passes: Passes, borders: Borders, exchange: Exchange) -> Array:
@@ -123,14 +125,18 @@ def run_passes(case: Case, passes: Passes, borders: Borders, exchange: Exchange)
     # of two stages that are both stated, no chunk lies between
     shorter = np.where(spread.of_ends > 0, spread.of_ends, 1.0)
     first = spread.count_layers(case.s, 0, 0)
-    last = spread.count_layers(case.s, case.s.pp - 1, case.s.chunks - 1)
+    # a V ends on the first stage
+    is_v_shaped = case.schedule.is_v_shaped
+    last_stage = np.where(is_v_shaped, 0, case.s.pp - 1)
+    last = spread.count_layers(case.s, last_stage, case.s.chunks - 1)
     longer = shorter + 1.0
     ends = case.stage_layers
+    layers_of_last_stage = np.where(is_v_shaped, ends.first, ends.last)
     chunks = _Chunks(
         first=_time_chunk(case, passes, exchange, first, ends.first, has_embeddings=True),
         longer=_time_chunk(case, passes, exchange, longer, case.s.chunks * longer),
         shorter=_time_chunk(case, passes, exchange, shorter, case.s.chunks * shorter),
-        last=_time_chunk(case, passes, exchange, last, ends.last, has_head=True),
+        last=_time_chunk(case, passes, exchange, last, layers_of_last_stage, has_head=True),
     )
     times = np.zeros(case.count)
     for run in _list_runs(case):
@@ -197,9 +203,26 @@ def _run_alike(
             stages=stages,
             messages=messages.keeping,
             latencies=messages.latencies,
+            is_v_shaped=is_v_shaped(run.shape),
         ),
         run.groups_left_out,
     )
+
+
+def is_v_shaped(shape: PipelineShape) -> bool:
+    """Say whether the stages of a pipeline are in a V.
+
+    Parameters
+    ----------
+    shape : PipelineShape
+        Its schedule.
+
+    Returns
+    -------
+    is_v_shaped : bool
+        Whether each holds two chunks.
+    """
+    return bool(find_schedules(shape.schedule).is_v_shaped)
 
 
 class _Members(NamedTuple):
@@ -229,7 +252,8 @@ def _list_chunks(shape: PipelineShape, members: _Members, kinds: _Chunks) -> lis
     landed[0] = landed[0] + members.gathers.embeddings
     in_order = []
     for position in range(stages * shape.chunks):
-        chunk, stage = divmod(position, stages)
+        place = find_place(position, stages, is_v_shaped=is_v_shaped(shape))
+        stage, chunk = place.stage, place.chunk
         times = kinds.shorter
         if position == 0:
             times = kinds.first
@@ -246,14 +270,28 @@ def _list_chunks(shape: PipelineShape, members: _Members, kinds: _Chunks) -> lis
             gathered = np.where(members.gathers_ahead, begin, 0.0)
         if chunk > 0:
             times = times._replace(
-                later_gather=np.where(s.zero == 1, 0.0, times.later_gather),
-                gathered=gathered,
-                tail=np.where(s.overlap, times.tail, 0.0),
+                later_gather=np.where(s.zero == 1, 0.0, times.later_gather), gathered=gathered
             )
+        if is_v_shaped(shape):
+            in_order.append(times)
+            continue
+        if chunk > 0:
+            times = times._replace(tail=np.where(s.overlap, times.tail, 0.0))
         elif stage == stages - 1 and shape.chunks > 1:
             times = times._replace(tail=np.where(s.overlap, times.tail, kinds.last.tail))
         in_order.append(times)
+    if is_v_shaped(shape):
+        _join_tails(in_order, s)
     return in_order
+
+
+def _join_tails(in_order: list[ChunkTimes], s: Strategy) -> None:
+    """Reduce gradients of both chunks of a stage in a V behind those of its first chunk, which ends
+    last, without overlap."""
+    for position in range(len(in_order) // 2):
+        down, up = in_order[position], in_order[-1 - position]
+        in_order[position] = down._replace(tail=np.where(s.overlap, down.tail, down.tail + up.tail))
+        in_order[-1 - position] = up._replace(tail=np.where(s.overlap, up.tail, 0.0))
 
 
 class _Messages(NamedTuple):
@@ -326,8 +364,10 @@ def _time_chunk(
     )
     # of all chunks of a stage
     gradients = find_put_off(case, case.s.chunks * layers)
+    whole = backward
     backward = Work(backward.device - gradients.device, backward.host - gradients.host)
     copies = _list_exchange_work(case, layers, end_weights)
+    whole_host = _add_host(case, whole, _add_work(copies.backward, copies.weights))
     forward_host = _add_host(case, forward, copies.forward)
     backward_host = _add_host(case, backward, copies.backward)
     further = _add_work(gradients, _add_work(copies.forward, copies.weights))
@@ -349,6 +389,11 @@ def _time_chunk(
         last_host=hosts.last,
     )
     often = _keep_if(s.scattered, add_to_each_pass(exchange, chunk))
+    at_once = often
+    if np.any(case.schedule.is_v_shaped):
+        puts_off_none = exchange._replace(put_off=np.zeros_like(exchange.put_off))
+        kind = chunk._replace(backward_host=whole_host / s.chunks)
+        at_once = _keep_if(s.scattered, add_to_each_pass(puts_off_none, kind))
     once = _keep_if(~s.scattered, exchange_once(exchange, chunk, all_layers))
     return ChunkTimes(
         forward=forward_time + often.forward,
@@ -363,6 +408,8 @@ def _time_chunk(
         last_reduction=once.reducing,
         tail=once.tail,
         queue=once.queue,
+        whole=(whole.device + whole_host) / s.chunks + at_once.backward,
+        whole_reduction=at_once.landed - at_once.backward,
     )
 
 

@@ -11,7 +11,14 @@ from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_sizes, check_type, show
 from perfkit.models.checkpoints import EVERY_LAYER, check_checkpoints, recomputes
 from perfkit.models.optimizers import find_optimizer
-from perfkit.models.partitions import BREADTH_FIRST, CHUNKED, SCHEDULES, find_schedules
+from perfkit.models.partitions import (
+    BREADTH_FIRST,
+    CHUNKED,
+    V_SHAPED,
+    check_schedule,
+    find_schedules,
+)
+from perfkit.models.v_schedules import UP, find_position
 from perfkit.workloads.sizes import check_size
 
 _SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks", "checkpoint_group")
@@ -56,14 +63,17 @@ class Strategy:
     micro_batch : int
         Sequences of a replica in one pass [-].
     schedule : str
-        Order of the passes of a stage: ``gpipe``, ``1f1b``, ``interleaved``, ``breadth_first`` or
-        ``zero_bubble`` (H1). With one stage, ``zero_bubble`` is ``1f1b``.
+        Order of the passes of a stage: ``gpipe``, ``1f1b``, ``interleaved``, ``breadth_first``,
+        ``zero_bubble`` (H1), ``zb_v`` or ``dualpipe_v``, whose stages hold two chunks in a V. With one
+        stage, ``zero_bubble`` is ``1f1b``.
     chunks : int
-        Chunks of layers of each stage; above 1 only for ``interleaved`` and ``breadth_first`` [-].
+        Chunks of layers of each stage; above 1 only for ``interleaved`` and ``breadth_first``, and 2
+        for ``zb_v`` and ``dualpipe_v`` [-].
     first_layers, last_layers : int
         Layers of the first stage, which also holds the embeddings, and of the last, which also
         holds the head; 0 for as many as the others have. Of several chunks the first one of the
-        first stage and the last one of the last stage take the difference, see `spread_chunks` [-].
+        first stage and the last one of the last stage take the difference, see `spread_chunks`. In
+        a V the first stage holds both ends, and `last_layers` is 0 [-].
     checkpoint : str
         What the backward pass computes again: ``none``, ``selective`` (attention without its
         projections), ``full`` (layers, which keep only their input), or some parts of a layer, which
@@ -198,7 +208,7 @@ class Strategy:
         set_fields(
             self,
             dp=check_size("dp", self.dp, 2.0**20),
-            schedule=_check_names("schedule", self.schedule, SCHEDULES),
+            schedule=_check_schedules(self.schedule),
             checkpoint=check_checkpoints(self.checkpoint),
             checkpoint_layers=_check_counts(
                 "checkpoint_layers", self.checkpoint_layers, EVERY_LAYER
@@ -242,6 +252,21 @@ class Strategy:
             fault = f"chunks is {self.chunks} with schedule {self.schedule!r}"
             raise ValueError(
                 f"{fault}; only {' and '.join(CHUNKED)} have several chunks; leave it at 1"
+            )
+        self._check_v()
+
+    def _check_v(self) -> None:
+        """Check what stages with two chunks in a V go with; else a ValueError."""
+        is_v_shaped = np.isin(self.schedule, V_SHAPED)
+        if np.any(is_v_shaped & np.not_equal(self.chunks, 2)):
+            raise ValueError(
+                f"chunks is {self.chunks} with schedule {self.schedule!r}, whose stages hold two chunks in "
+                "a V; take chunks=2"
+            )
+        if np.any(is_v_shaped & np.greater(self.last_layers, 0)):
+            raise ValueError(
+                f"last_layers is {self.last_layers} with schedule {self.schedule!r}, whose first stage "
+                "holds embeddings and head; state first_layers"
             )
 
     def _check_experts(self) -> None:
@@ -678,6 +703,15 @@ def _check_cp_kinds(value: Any) -> Any:
     return _check_names("cp_kind", value, CP_KINDS)
 
 
+def _check_schedules(value: Any) -> Any:
+    """Check the name of a schedule, or an array of them."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        for name in np.unique(value).tolist():
+            check_schedule(name)
+        return value
+    return check_schedule(value)
+
+
 def _check_counts(key: str, value: Any, most: int) -> Any:
     """Check a whole number of 0 or more, or an array of them."""
     if isinstance(value, np.ndarray) and value.ndim:
@@ -766,10 +800,13 @@ class LayerSpread(NamedTuple):
             Layers [-].
         """
         stated = _find_stated_ends(s)
+        is_v_shaped = np.isin(s.schedule, V_SHAPED)
         # its place among the chunks of other stages, in the order of a forward pass
-        position = chunk * stated.other_stages + np.where(stated.first, stage - 1, stage)
+        place = np.where(stated.first, stage - 1, stage)
+        position = find_position(place, chunk, stated.other_stages, is_v_shaped=is_v_shaped)
         layers = np.where(position < self.longer, self.even + 1, self.even)
-        of_first = np.where(np.equal(chunk, 0), self.first, self.of_ends)
+        of_other_chunk = np.where(is_v_shaped, s.first_layers - self.first, self.of_ends)
+        of_first = np.where(np.equal(chunk, 0), self.first, of_other_chunk)
         of_last = np.where(np.equal(chunk, s.chunks - 1), self.last, self.of_ends)
         layers = np.where(stated.last & np.equal(stage, s.pp - 1), of_last, layers)
         return np.where(stated.first & np.equal(stage, 0), of_first, layers)
@@ -792,7 +829,13 @@ class LayerSpread(NamedTuple):
         stated = _find_stated_ends(s)
         position = np.where(stated.first, stage - 1, stage)
         longer = np.ceil((self.longer - position) / np.maximum(stated.other_stages, 1))
-        layers = self.even * s.chunks + np.clip(longer, 0, s.chunks)
+        longer = np.clip(longer, 0, s.chunks)
+        is_v_shaped = np.isin(s.schedule, V_SHAPED)
+        if np.any(is_v_shaped):
+            on_the_way_back = find_position(position, UP, stated.other_stages, is_v_shaped=True)
+            in_v = np.less(position, self.longer) + 1.0 * np.less(on_the_way_back, self.longer)
+            longer = np.where(is_v_shaped, in_v, longer)
+        layers = self.even * s.chunks + longer
         layers = np.where(stated.last & np.equal(stage, s.pp - 1), s.last_layers, layers)
         return np.where(stated.first & np.equal(stage, 0), s.first_layers, layers)
 
@@ -819,7 +862,8 @@ def spread_chunks(layers: Any, s: Strategy) -> LayerSpread:
     in one chunk: the first stage in its first chunk, the last stage in its last one, as Megatron-LM
     leaves out a layer there (``--account-for-embedding-in-pipeline-split`` and
     ``--account-for-loss-in-pipeline-split`` [1]_). Where all layers are stated, chunks are as even
-    as those of a model whose layers do not divide, rounded up.
+    as those of a model whose layers do not divide, rounded up. In a V both chunks of a first stage
+    whose layers are stated have half of them.
 
     References
     ----------
@@ -839,11 +883,15 @@ def spread_chunks(layers: Any, s: Strategy) -> LayerSpread:
     rest = layers - s.first_layers - s.last_layers
     even, longer = np.divmod(rest, np.maximum(other_stages * s.chunks, 1))
     of_ends = np.where(other_stages > 0, even, np.ceil(layers / (s.pp * s.chunks)))
+    first = s.first_layers - (s.chunks - 1) * of_ends
+    is_v_shaped = np.isin(s.schedule, V_SHAPED)
+    if np.any(is_v_shaped):
+        first = np.where(is_v_shaped, np.ceil(s.first_layers / 2.0), first)
     return LayerSpread(
         even=even,
         longer=longer,
         of_ends=of_ends,
-        first=s.first_layers - (s.chunks - 1) * of_ends,
+        first=first,
         last=s.last_layers - (s.chunks - 1) * of_ends,
     )
 
@@ -895,7 +943,8 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         For each field of the model, whether ranks, stages and micro-batches divide it; of
         ``layers``, whether each chunk gets one; the first chunk of all and the last one may do
         without, if they are stated and not the only ones of their stage, see `spread_chunks`. With
-        ``interleaved`` the stages must divide the micro-batches. The first chunk of several stages
+        ``interleaved`` the stages must divide the micro-batches, and with ``dualpipe_v`` there must
+        be twice as many micro-batches as stages. The first chunk of several stages
         holds all `dense_layers`, and one more. Low-rank adapters, ``lora_rank``, need replicas of
         the whole model without buffers, `frozen_format` such that share no weights,
         `optimizer_in_backward` one rank and one micro-batch, and an optimizer whose updates depend on
@@ -911,8 +960,10 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
 
     micro_batches = model.batch / (s.dp * s.micro_batch)
     is_whole = np.equal(micro_batches % 1, 0)
-    interleaves = find_schedules(s.schedule).interleaves
+    schedules = find_schedules(s.schedule)
+    interleaves = schedules.interleaves
     stages_divide = micro_batches % s.pp == 0
+    are_enough = micro_batches >= schedules.least_batches * s.pp
 
     # each chunk of stages whose layers are not stated needs one of the rest
     stated = _find_stated_ends(s)
@@ -948,7 +999,7 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
         "experts": experts_fit,
-        "batch": is_whole & (np.logical_not(interleaves) | stages_divide),
+        "batch": is_whole & (np.logical_not(interleaves) | stages_divide) & are_enough,
         "layers": enough & first_fits & last_fits,
         "dense_layers": holds_dense,
         "lora_rank": adapters_fit,
@@ -990,8 +1041,11 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
     """
     if name == "batch":
         wanted = f"dp x micro_batch, {s.dp} x {s.micro_batch}, must divide it"
-        if find_schedules(s.schedule).interleaves:
+        schedule = find_schedules(s.schedule)
+        if schedule.interleaves:
             wanted += f", and pp, {s.pp}, the micro-batches"
+        if schedule.least_batches:
+            wanted += f", and leave {schedule.least_batches} x pp, {s.pp}, micro-batches or more"
         return wanted
     if name == "heads":
         ranks = f"tp, {s.tp},"
