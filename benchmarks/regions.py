@@ -36,7 +36,11 @@ _BATCH, _STAGES = 96, 8
 #: Far links whose event loop is set beside closed forms: bandwidth [B/s] and latency [s].
 _LINKS = (5e9, 1e-3), (1e9, 1e-3), (1e8, 1e-3), (1e9, 1e-2)
 #: Chunks of each stage, by schedule [-].
-_CHUNKS = {name: 3 if schedule.has_chunks else 1 for name, schedule in SCHEDULES.items()}
+_CHUNKS = {
+    name: 3 if schedule.has_chunks else 1
+    for name, schedule in SCHEDULES.items()
+    if not schedule.is_v_shaped
+}
 #: The model without the weights of its embeddings and head, which its authors call very light.
 _GPT = Transformer.preset(
     "gpt3-1.3b",

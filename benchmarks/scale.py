@@ -26,7 +26,7 @@ from benchmarks.helpers.gpu_scales import Scales, add_published, fit_scales
 from benchmarks.helpers.tables import lay_out
 from perfkit.calibration.runs import tune
 from perfkit.exploration.strategies import explore
-from perfkit.models.partitions import CHUNKED, SCHEDULES
+from perfkit.models.partitions import CHUNKED, SCHEDULES, V_SHAPED
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -48,10 +48,11 @@ TUNED = {("vtrain", HALVES): 8.0, ("vtrain", "one left out"): 11.0, ("nvidia", H
 #: Schedules that random strategies are drawn from. This list stays as it is: another name in it would
 #: change all draws behind it, and with them the figures that tables and tests keep.
 _DRAWN_TOGETHER = ("gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble")
-#: Schedules of each draw: those together, and every other schedule alone.
+#: Schedules of each draw: those together, and every other schedule alone, but those whose stages are in a
+#: V, which tests/test_v_schedules.py compares.
 SCHEDULES_OF_DRAWS: tuple[tuple[str, ...], ...] = (
     _DRAWN_TOGETHER,
-    *((name,) for name in SCHEDULES if name not in _DRAWN_TOGETHER),
+    *((name,) for name in SCHEDULES if name not in (*_DRAWN_TOGETHER, *V_SHAPED)),
 )
 _LLAMA = gpu_context.LLAMA
 _HALF: dict[str, Any] = {"dtype": "bf16", "mixed": True, "fused": True}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import perfkit as pk
-from perfkit.models.partitions import CHUNKED, SCHEDULES
+from perfkit.models.partitions import CHUNKED, SCHEDULES, V_SHAPED
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import Prediction
@@ -530,7 +530,7 @@ def draw_slow_ends(schedule: str, count: int, seed: int = 7) -> list[tuple[Trans
     return drawn
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in V_SHAPED])
 def test_slow_ends_of_all_schedules_agree_with_the_event_loop(schedule: str) -> None:
     """H1 was up to 14 % too slow, 1F1B up to 11 %."""
     errors = compare_with_events(draw_slow_ends(schedule, 40))

@@ -79,6 +79,12 @@ NO_NUMBERS = {
     "collectives.find_collective",
     "partitions.find_schedules",
     "partitions.list_steps",
+    "partitions.check_schedule",
+    "partitions.count_held_in_v",
+    "v_schedules.find_position",
+    "v_schedules.find_place",
+    "v_schedules.list_zb_v_steps",
+    "v_schedules.list_dualpipe_v_steps",
 }
 
 

@@ -342,52 +342,9 @@ def held_batches(
     most = (ahead + (chunks - 1.0) * stages + 1.0) / chunks
     held = np.where(record.all_forward_first, micro_batches, np.minimum(micro_batches, most))
     if np.any(record.is_v_shaped):
-        in_v = _count_all_in_v(record, micro_batches, stages, stage, "held")
+        in_v = _count_all_in_v(record, micro_batches, stages, stage)
         held = np.where(record.is_v_shaped, in_v, held)
     return held
-
-
-@closed_form(other=("schedule",))
-def put_off_batches(
-    micro_batches: Values, *, stages: Values, schedule: Values, stage: Values = 0
-) -> Values:
-    """Micro-batches whose gradients of weights are put off while a stage keeps most.
-
-    Parameters
-    ----------
-    micro_batches : int or array
-        Micro-batches of an iteration [-].
-    stages : int or array
-        Stages [-].
-    schedule : str or array
-        One of `SCHEDULES` [-].
-    stage : int or array, optional
-        Number of the stage, from 0 [-].
-
-    Returns
-    -------
-    put_off : same kind as `micro_batches`
-        Micro-batches beside those of `held_batches`, counted in all layers of the stage [-].
-
-    Notes
-    -----
-    Stage s of H1 puts off those of s micro-batches [1]_; stages in a V are counted step by step.
-
-    References
-    ----------
-    .. [1] P. Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, arXiv:2401.10241, section 2.3
-
-    Examples
-    --------
-    >>> [float(put_off_batches(64, stages=8, schedule=name, stage=3)) for name in ("zero_bubble", "zb_v")]
-    [3.0, 0.0]
-    """
-    record = find_schedules(schedule)
-    put_off = np.where(record.puts_off_weights, np.minimum(stage, micro_batches), 0.0)
-    if np.any(record.is_v_shaped):
-        in_v = _count_all_in_v(record, micro_batches, stages, stage, "put_off")
-        put_off = np.where(record.is_v_shaped, in_v, put_off)
-    return put_off
 
 
 class HeldInV(NamedTuple):
@@ -440,9 +397,9 @@ def count_held_in_v(schedule: str, stage: int, stages: int, micro_batches: int) 
 
 
 def _count_all_in_v(
-    record: Schedule, micro_batches: Values, stages: Values, stage: Values, field: str
+    record: Schedule, micro_batches: Values, stages: Values, stage: Values
 ) -> np.ndarray:
-    """A field of `HeldInV` of each of many strategies; 0 of those whose stages are in no V, and that do
+    """What each of many strategies keeps, see `HeldInV`; 0 of those whose stages are in no V, and that do
     not have whole micro-batches, at least as many as their schedule needs [-]."""
     columns = np.broadcast_arrays(
         record.name, record.is_v_shaped, record.least_batches, micro_batches, stages, stage
@@ -455,7 +412,7 @@ def _count_all_in_v(
             # no more are kept of more micro-batches
             counted = min(int(batches), 4 * int(count))
             held = count_held_in_v(str(name), int(number), int(count), counted)
-            counts[place] = getattr(held, field)
+            counts[place] = held.held
     return counts
 
 

@@ -271,6 +271,8 @@ def _make_stage(
     batches = partitions.held_batches(
         sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks, stage=number
     )
+    # in a V nothing is put off while most is kept
+    puts_off = schedule.puts_off_weights & ~schedule.is_v_shaped
     # the forward pass of the next micro-batch runs beside a backward pass
     beside = np.where(s.overlap_experts & (sizes.micro > 1), 1.0 / s.chunks, 0.0)
     batches = batches + np.where(case.has_experts, beside, 0.0)
@@ -281,9 +283,7 @@ def _make_stage(
         layers=layers,
         weights=_Weights(held, trained, owners, states),
         held=batches,
-        put_off=partitions.put_off_batches(
-            sizes.micro, stages=s.pp, schedule=s.schedule, stage=number
-        ),
+        put_off=np.where(puts_off, np.minimum(number, sizes.micro), 0.0),
         losses=np.where(schedule.all_forward_first, sizes.micro, 1.0),
     )
 

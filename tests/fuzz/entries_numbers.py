@@ -224,6 +224,7 @@ FORMS: tuple[Example, ...] = (
     example(
         partitions.held_batches, micro_batches=100, stages=100, schedule="1f1b", chunks=1, stage=0
     ),
+    example(partitions.check_schedule, name="zb_v"),
     example(partitions.list_steps, schedule="1f1b", stage=1, stages=4, micro_batches=8, chunks=1),
     example(partitions.exposed_time, communication=12, compute=30, pieces=24),
     example(partitions.time_beside, communication=12, compute=8, contention=0.25),
