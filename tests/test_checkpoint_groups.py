@@ -22,6 +22,8 @@ from perfkit.recording.steps import capture  # noqa: E402
 from tests import test_twins as twins  # noqa: E402
 from tests.test_checkpoints import GPU, LLAMA, Block, check_roads  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 THREE = replace(twins.LLAMA, layers=3)
 
 

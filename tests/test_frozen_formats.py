@@ -18,7 +18,10 @@ from tests import test_twins as twins
 
 torch = pytest.importorskip("torch", reason="the twins need torch: pip install 'perfkit[measure]'")
 
-pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("few_calls"),
+    pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning"),
+]
 
 
 class _MultiplyExpanded(torch.autograd.Function):

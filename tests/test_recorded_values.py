@@ -18,6 +18,8 @@ from torch import nn  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 from perfkit.workloads.graph import Graph  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 
 class Inputs(NamedTuple):
     """Tensors of a step: what is computed from them may be known to a capture or not."""

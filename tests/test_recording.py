@@ -41,6 +41,8 @@ from perfkit.measure.iterations import OperationTimer  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 from tests.golden.steps import ADAMW, SGD, Bags, Make, mlp, train, twin  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 SPARSE = (SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
 
 # -- the same operations as in a real run

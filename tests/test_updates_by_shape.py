@@ -17,7 +17,10 @@ from tests.test_optimizer_in_backward import measure
 
 torch = pytest.importorskip("torch", reason="the twins need torch: pip install 'perfkit[measure]'")
 
-pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("few_calls"),
+    pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning"),
+]
 BY_SHAPE = [name for name, optimizer in OPTIMIZERS.items() if optimizer.by_shape]
 
 #: What the twin with AdamW holds on two tokens, `measure(twins.capture(twins.build_llama,
