@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import lru_cache
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -161,11 +162,12 @@ class _Reader(HTMLParser):
         self.tags.append(Tag(tag, dict(attrs)))
 
 
-def list_tags(page: str) -> list[Tag]:
-    """All elements of a page, in their order."""
+@lru_cache(maxsize=4)
+def list_tags(page: str) -> tuple[Tag, ...]:
+    """All elements of a page, in their order; those of the last pages are kept."""
     reader = _Reader()
     reader.feed(page)
-    return reader.tags
+    return tuple(reader.tags)
 
 
 TAGS_OF_PAGES = {"html", "head", "meta", "title", "style", "body", "script"}
