@@ -17,6 +17,7 @@ from benchmarks.helpers.errors import judge, widen
 from benchmarks.helpers.files import read_csv
 from benchmarks.helpers.tables import lay_out
 from perfkit.ground.files import find_reference
+from perfkit.ground.units import check_choice
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -48,7 +49,8 @@ class Case(NamedTuple):
 
 def count_flops(model: Transformer, *, counted: str) -> float:
     """FLOP of an iteration: three passes of products of weights, and of attention, of which all keys
-    of each token are ``counted``, or the half that is not masked [FLOP]."""
+    of each token are ``counted`` (``full``), or the ``half`` that is not masked [FLOP]."""
+    check_choice("counted", counted, ("full", "half"))
     head_width = model.hidden / model.heads
     keys = 2 * model.hidden * model.kv_heads * head_width
     weights = 2 * model.hidden**2 + keys + 3 * model.hidden * model.inner
