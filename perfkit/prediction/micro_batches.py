@@ -855,28 +855,13 @@ def price_micro_batch(
     if micro_batch.recorded.execution != graph.execution:
         lives_before = list_lives(micro_batch.recorded)
     saved = find_saved(lives_before)
-    weights, trained, sent = micro_batch.weights, micro_batch.trained, micro_batch.sent
+    weights, trained = micro_batch.weights, micro_batch.trained
     all_trained = trained.embeddings + trained.layer + trained.head
     recomputed = "attention" in find_checkpoint(_find_recorded(s)).parts
     weight_casts = _time_with_weights(rows, rows.modules == "exchange.narrow", all_trained)
     layer_casts = trained.layer * weight_casts.device
     end_casts = (trained.embeddings + trained.head) * weight_casts.device
-    states = micro_batch.states
-    embeddings = _time_region(
-        rows,
-        "embeddings",
-        weights.embeddings,
-        trained.embeddings,
-        sent.embeddings,
-        states.embeddings,
-        saved.embeddings,
-    )
-    layer = _time_region(
-        rows, "layers", weights.layer, trained.layer, sent.layer, states.layer, saved.layer
-    )
-    head = _time_region(
-        rows, "head", weights.head, trained.head, sent.head, states.head, saved.head
-    )
+    embeddings, layer, head = _time_regions(rows, micro_batch, saved)
     times = MicroBatchTimes(
         embeddings=embeddings,
         layer=layer,
@@ -909,8 +894,7 @@ def price_micro_batch(
 def _shorten_first_layer(times: MicroBatchTimes, rows: _Rows) -> MicroBatchTimes:
     """Take from the backward pass of the embeddings what the first layer does less than others: no
     gradient of its input is wanted where embeddings are frozen."""
-    none = np.zeros(rows.device.shape[1])
-    first = _time_region(rows, "layers", none, none, none, none, none).backward
+    first = _time_pass(rows, "layers", "backward")
     layer, embeddings = times.layer.backward, times.embeddings
     backward = embeddings.backward._replace(
         device=embeddings.backward.device + first.device - layer.device,
@@ -1030,40 +1014,48 @@ def _list_rows_of_pass(graph: Graph, phase: str, *, without_weights: bool) -> np
     return np.array(rows, dtype=int)
 
 
-def _time_region(
-    rows: _Rows,
-    region: str,
-    weights: Array,
-    trained: Array,
-    sent: Array,
-    states: Array,
-    saved: Array,
-) -> RegionTimes:
-    """Both passes through a region, and the sums of its gradients."""
-    of_region = rows.find_region(region)
-    sums = of_region & rows.are_sums
-    casts = of_region & (rows.names == CAST_ONCE)
-    phases = []
-    for phase in ("forward", "backward"):
-        of_phase = of_region & (rows.phases == phase) & ~casts
-        phases.append(
-            PhaseTimes(
-                device=rows.add_device(of_phase & ~rows.are_sums),
-                host=rows.hosts.without_sums[of_phase].sum(),
-                tensor_messages=rows.tensor_messages[of_phase].sum(axis=0),
+def _time_regions(
+    rows: _Rows, micro_batch: MicroBatch, saved: ByRegion[Array]
+) -> ByRegion[RegionTimes]:
+    """Both passes through each region, the sums of its gradients, and its weights."""
+    times = []
+    for region, weights, trained, sent, states, saved_there in zip(
+        REGIONS,
+        micro_batch.weights,
+        micro_batch.trained,
+        micro_batch.sent,
+        micro_batch.states,
+        saved,
+        strict=True,
+    ):
+        of_region = rows.find_region(region)
+        sums = of_region & rows.are_sums
+        casts = of_region & (rows.names == CAST_ONCE)
+        host_of_sums = (rows.hosts.operations - rows.hosts.without_sums)[of_region].sum()
+        times.append(
+            RegionTimes(
+                forward=_time_pass(rows, region, "forward"),
+                backward=_time_pass(rows, region, "backward"),
+                gradient_sums=Work(rows.add_device(sums), host_of_sums),
+                casts_once=Work(rows.add_device(casts), rows.hosts.operations[casts].sum()),
+                weights=weights,
+                trained=trained,
+                sent=sent,
+                states=states,
+                saved=saved_there,
             )
         )
-    host_of_sums = (rows.hosts.operations - rows.hosts.without_sums)[of_region].sum()
-    return RegionTimes(
-        forward=phases[0],
-        backward=phases[1],
-        gradient_sums=Work(rows.add_device(sums), host_of_sums),
-        casts_once=Work(rows.add_device(casts), rows.hosts.operations[casts].sum()),
-        weights=weights,
-        trained=trained,
-        sent=sent,
-        states=states,
-        saved=saved,
+    return ByRegion(*times)
+
+
+def _time_pass(rows: _Rows, region: str, phase: str) -> PhaseTimes:
+    """A pass through a region, without sums of gradients and casts of weights for all
+    micro-batches."""
+    of_pass = rows.find_region(region) & (rows.phases == phase) & (rows.names != CAST_ONCE)
+    return PhaseTimes(
+        device=rows.add_device(of_pass & ~rows.are_sums),
+        host=rows.hosts.without_sums[of_pass].sum(),
+        tensor_messages=rows.tensor_messages[of_pass].sum(axis=0),
     )
 
 
