@@ -788,10 +788,13 @@ class _StageMaker:
 
 
 class _ShardedStageMaker(_StageMaker):
-    """Makes programs whose weights and gradients go by units in shards, in the order of
-    `perfkit.workloads.blocks.FSDPUnits`: a unit is gathered as soon as the last unit but one has been
-    unpacked, in the backward pass as soon as the unit before it has been; gradients are reduced when
-    their unit is finished, and the next unit waits for that before it packs its own."""
+    """Makes programs of ranks that each run the whole model and share units of it, see
+    `Strategy.shards_units`, in the order of `perfkit.workloads.blocks.FSDPUnits`.
+
+    A unit is gathered as soon as the last unit but one has been unpacked, in the backward pass as
+    soon as the unit before it has been. Gradients are reduced when their unit is finished, and the
+    next unit waits for that before it packs its own.
+    """
 
     def gather_ahead(self, program: Program, units: list[Unit]) -> None:
         """Nothing: each unit is gathered beside the unit before it."""
@@ -804,25 +807,27 @@ class _ShardedStageMaker(_StageMaker):
         return []
 
     def joins_host(self, step: Step, unit: Unit, order: list[Unit]) -> bool:
-        """Whether what the host adds to a pass comes behind a unit; the host of replicas of the whole
-        model waits for nothing in an iteration."""
-        return not self.s.alone and super().joins_host(step, unit, order)
+        """False: the host of a whole model waits for no other stage in an iteration."""
+        return False
 
     def wait_for_weights(
         self, program: Program, step: Step, order: list[Unit], position: int
     ) -> None:
         """Unpack the weights of a unit of a pass, and gather those of later units."""
-        unit = order[position]
-        layers = [unit for unit in order if unit.region == "layers"]
         if not self.gathers_weights(step):
             return
-        if step.phase == "backward":
-            if position == 0:
-                self.launch(program, step, layers[:1])
-            if unit.region == "layers":
-                place = layers.index(unit)
-                self.unpack(program, step, unit, layers[place + 1 : place + 2])
-            return
+        if step.phase == "forward":
+            self.unpack_forward(program, step, order, position)
+        else:
+            self.unpack_backward(program, step, order, position)
+
+    def unpack_forward(
+        self, program: Program, step: Step, order: list[Unit], position: int
+    ) -> None:
+        """Unpack the weights of a unit of a forward pass, and gather those of the last unit but one
+        behind it."""
+        unit = order[position]
+        layers = [one for one in order if one.region == "layers"]
         if position == 0:
             ends = self.find_ends(order)
             if ends is None:
@@ -833,13 +838,25 @@ class _ShardedStageMaker(_StageMaker):
         if unit.region == "layers":
             place = layers.index(unit)
             self.unpack(program, step, unit, layers[place + 2 : place + 3])
-            if self.s.zero == 3 and unit == layers[-1] and self.s.pp == 1:
+            if self.s.zero == 3 and unit == layers[-1]:
                 # it is the first unit of the backward pass, which follows
                 self.launch(program, step, [unit])
 
+    def unpack_backward(
+        self, program: Program, step: Step, order: list[Unit], position: int
+    ) -> None:
+        """Unpack the weights of a layer of a backward pass, and gather those of the next one."""
+        unit = order[position]
+        layers = [one for one in order if one.region == "layers"]
+        if position == 0:
+            self.launch(program, step, layers[:1])
+        if unit.region == "layers":
+            place = layers.index(unit)
+            self.unpack(program, step, unit, layers[place + 1 : place + 2])
+
     def gathers_weights(self, step: Step) -> bool:
         """Whether a pass needs weights that no pass before it has gathered."""
-        if step.phase == "weights" or (step.phase == "backward" and self.s.zero < 3):
+        if step.phase == "backward" and self.s.zero < 3:
             return False
         return self.scattered or step.micro == 0
 
@@ -888,14 +905,13 @@ class _ShardedStageMaker(_StageMaker):
     def reduce_behind(self, program: Program, step: Step, order: list[Unit], position: int) -> None:
         """Reduce the gradients of a layer behind its part of a backward pass, and those of all other
         weights at its end; or cast those that are added up before."""
-        last_phase = "backward"
-        if self.puts_off_weights:
-            last_phase = "weights"
+        if step.phase != "backward":
+            return
         unit = order[position]
-        if step.phase == last_phase and unit.region == "layers":
+        if unit.region == "layers":
             self.reduce_unit(program, step, unit)
         ends = self.find_ends(order)
-        if step.phase == "backward" and position == len(order) - 1 and ends is not None:
+        if position == len(order) - 1 and ends is not None:
             self.reduce_unit(program, step, ends)
 
     def reduce_unit(self, program: Program, step: Step, unit: Unit) -> None:
