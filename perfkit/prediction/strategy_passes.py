@@ -275,30 +275,30 @@ def context_parallel_time(case: Case) -> ContextMessages:
     exchange = case.messages.time("all_to_all", case.sizes.swapped, exchanging, s.tp)
     is_shared = np.where(s.cp > 1, 1.0, 0.0)
 
-    def expose(step: Array, beside: Work, reductions: int) -> Array:
+    def expose(step: Array, beside: Work, *, reductions: int) -> Array:
         """What is left of the messages of a pass that reduces the gradients of keys and values, or
         nothing."""
         time = (s.cp - 1) * np.maximum(step - beside.device / s.cp, 0.0)
         time = np.where(gathers, 2.0 * gather + reductions * reduction, time)
         return np.where(swaps, 4.0 * exchange, time)
 
-    def count_calls(beside: Work, reductions: int) -> Array:
+    def count_calls(beside: Work, *, reductions: int) -> Array:
         # each step of a ring with its kernels
         kernels = beside.host / np.maximum(case.times.call, SMALLEST_TIME)
         calls = (s.cp - 1) * (1.0 + kernels)
         calls = np.where(gathers, is_shared * (2.0 + reductions), calls)
         return np.where(swaps, is_shared * 4.0, calls)
 
-    forward = expose(steps[0], attention.forward, 0)
-    backward = expose(steps[1], attention.backward, 2)
-    backward_calls = count_calls(attention.backward, 2)
-    calls_again = count_calls(attention.again, 0)
+    forward = expose(steps[0], attention.forward, reductions=0)
+    backward = expose(steps[1], attention.backward, reductions=2)
+    backward_calls = count_calls(attention.backward, reductions=2)
+    calls_again = count_calls(attention.again, reductions=0)
     share = share_recomputed(s, case.layers)
     recomputed = np.where(recomputes(s.checkpoint, "attention"), share, 0.0)
     return ContextMessages(
         forward=forward,
         backward=backward + recomputed * forward,
-        forward_calls=count_calls(attention.forward, 0),
+        forward_calls=count_calls(attention.forward, reductions=0),
         backward_calls=backward_calls + recomputed * calls_again,
     )
 
