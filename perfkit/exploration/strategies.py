@@ -360,15 +360,15 @@ def explore(
     # 2. Rank what fits.
     fits_device = priced.find_fitting(room)
     fits = fits_device & priced.fits_host
-    asked = " or ".join(map(str, counts))
+    asked = _name_counts(counts)
     if not fits.any():
         if fits_device.any():
-            raise _refuse_host_memory(priced, fits_device, _show_ranks(ranks, counts))
+            raise _refuse_host_memory(priced, fits_device, asked)
         raise _refuse_memory(
             priced,
             room,
             memory,
-            _show_ranks(ranks, counts),
+            asked,
             _advise(model, where, priced, room, execution, stack),
         )
     # equal times differ in their last digits, and then the first, which has the fewest ranks, leads
@@ -457,9 +457,9 @@ def _compare(
     return f"  {name} {other[name]} instead of {best[name]}{differs}: {share:+.1%}, mostly {grown}"
 
 
-def _show_ranks(ranks: Any, counts: Sequence[int]) -> str:
-    """The ranks that were asked for, as an error shows them."""
-    return show(counts if ranks is None else ranks)
+def _name_counts(counts: Sequence[int]) -> str:
+    """Counts of ranks in words."""
+    return " or ".join(map(str, counts))
 
 
 def _read_counts(ranks: Any, strategies: Sequence[Any] | None, where: Platform) -> list[int]:
@@ -523,20 +523,18 @@ def _refuse_given(
     model: Transformer | DLRM, given: Sequence[Any], counts: Sequence[int]
 ) -> ValueError:
     """The error where none of the strategies that were given can be priced: why the first cannot."""
-    asked = counts[0] if len(counts) == 1 else counts
     misfits = _list_misfits(model, given, counts)
     more = f", and {len(misfits) - 1} more" if len(misfits) > 1 else ""
     return ValueError(
-        f"none of the strategies can be priced on {show(asked)} ranks: {misfits[0]}{more}; leave "
+        f"none of the strategies can be priced on {_name_counts(counts)} ranks: {misfits[0]}{more}; leave "
         "ranks out for those of the strategies, or take others"
     )
 
 
 def _refuse_ranks(counts: Sequence[int]) -> ValueError:
     """The error where no strategy divides the model."""
-    asked = counts[0] if len(counts) == 1 else counts
     return ValueError(
-        f"no strategy on {show(asked)} ranks divides the model and its batch; take other ranks"
+        f"no strategy on {_name_counts(counts)} ranks divides the model and its batch; take other ranks"
     )
 
 
