@@ -52,6 +52,12 @@ def test_dense_models_have_no_experts_to_say_something_of(setting: dict[str, Any
             "checkpoint_layers is 5 and the model has 4 layers; take at most these",
         ),
         (
+            lambda: pk.predict(
+                DENSE, "h100-sxm-8", strategy=pk.Strategy(checkpoint="full", checkpoint_group=5)
+            ),
+            "checkpoint_group is 5 and the model has 4 layers; take at most these",
+        ),
+        (
             lambda: replace(DENSE, checkpoint_layers=3),
             "checkpoint_layers is 3 without a checkpoint, .* take checkpoint=True",
         ),

@@ -472,6 +472,7 @@ def test_hybrid_shards_with_tensors_are_those_of_a_node() -> None:
         ({"ranks": 64, "shards": 8, "dp": 2}, "dp is 2, which hybrid sharding sets; leave it out"),
         ({"ranks": 64, "shards": 8, "zero": 2}, "zero is 2, which hybrid sharding sets"),
         ({"ranks": 0, "shards": 8}, "ranks is 0"),
+        ({"ranks": np.array([64, 128]), "shards": 8}, "ranks is array.* it must be a whole number"),
         ({"shards": 8}, "ranks is None and replicas None; give one of them"),
         ({"ranks": 64, "shards": 8, "replicas": 8}, "ranks is 64 and replicas 8; give one of them"),
         ({"shards": 8, "replicas": 0}, "replicas is 0"),

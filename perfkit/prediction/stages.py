@@ -1017,7 +1017,7 @@ def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
         parallel=PARALLEL[s.zero],
         checkpoint=s.checkpoint,
         checkpoint_layers=s.checkpoint_layers,
-        checkpoint_group=min(s.checkpoint_group, model.layers),
+        checkpoint_group=s.checkpoint_group,
         accumulate=micro_batches,
         fused_accumulation=False,  # sums of whole replicas are no buffers
         overlap=True,

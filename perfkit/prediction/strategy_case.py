@@ -378,8 +378,8 @@ def check_checkpoints_of(model: Transformer, strategies: Strategy) -> None:
     Raises
     ------
     ValueError
-        For parts that no layer has, for more layers than there are, and for some layers of several
-        kinds.
+        For parts that no layer has, for more layers or larger groups than there are layers, and for
+        some layers or groups of several kinds.
     """
     for name in np.unique(strategies.checkpoint).tolist():
         check_checkpoint(model, name)
@@ -389,6 +389,11 @@ def check_checkpoints_of(model: Transformer, strategies: Strategy) -> None:
         raise ValueError(
             f"checkpoint_layers is {wrong:g} and the model has {model.all_layers} layers; take at most "
             "these, or leave it out for all of them"
+        )
+    groups = np.max(strategies.checkpoint_group)
+    if groups > model.all_layers:
+        raise ValueError(
+            f"checkpoint_group is {groups:g} and the model has {model.all_layers} layers; take at most these"
         )
     are_grouped = np.any(strategies.groups_layers)
     if are_grouped and (has_unlike_layers(model) or model.mtp_layers):

@@ -89,7 +89,8 @@ class Strategy:
     checkpoint_group : int
         Layers of a chunk that keep one input together and are computed again at once, as Megatron's
         ``--recompute-method uniform`` with ``--recompute-num-layers``; the last group may have fewer.
-        With checkpoint ``full`` of all layers and `zero` up to 1 [-].
+        With checkpoint ``full`` of all layers and `zero` up to 1; for more layers than the model has,
+        an error [-].
     zero : int
         What replicas share (ZeRO): nothing (0); states of the optimizer (1); gradients too, reduced
         after each micro-batch (2); weights too, gathered for each micro-batch (3) [-].
@@ -592,7 +593,7 @@ class Strategy:
             groups = check_size("replicas", replicas, 2.0**20)
             of_group = check_size("shards", shards, 2.0**20)
             return replace(others, dp=groups * of_group, zero=3, shards=of_group)
-        count = check_size("ranks", ranks, 2.0**35)
+        count = check_positive("ranks", ranks, integer=True, maximum=2.0**35)
         of_model = others.tp * others.pp * others.cp
         if count % of_model:
             raise ValueError(
