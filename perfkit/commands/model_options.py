@@ -75,6 +75,7 @@ _OF_TRANSFORMERS = (
         "matrices with adapters, such as q_proj,v_proj; default: all-linear",
         metavar="NAMES",
     ),
+    Setting("frozen_format", "format of frozen weights beside --lora-rank: nf4, nf4-dq"),
     Setting("loss_chunks", "parts of the tokens of which the loss is taken in turn", WHOLE),
 )
 
@@ -110,6 +111,7 @@ _OF_STRATEGIES = (
     Setting("shards", "replicas that share it, as HSDP does; default: all", WHOLE),
     Setting("sequence_parallel", "ranks of tp share tokens, too", is_flag=True),
     Setting("offload", "what lies in the memory of the host: optimizer, parameters, activations"),
+    Setting("host_threads", "threads of a rank that update on the host", WHOLE),
     Setting("offload_fraction", "share of the optimizer that lies there; default: all", NUMBER),
 )
 

@@ -89,9 +89,18 @@ def junk(rng: Rng) -> Any:
     return copy.deepcopy(choose(rng, JUNK))
 
 
+#: Arguments that are given on average, where there are many.
+_GIVEN = 6
+
+
 def vary(rng: Rng, given: dict[str, Any], odd: float = 0.1) -> dict[str, Any]:
-    """Some of the arguments, one of each tuple; one of them is damaged or odd now and then."""
-    found = {name: draw(rng, value) for name, value in given.items() if rng.random() < 0.6}
+    """Some of the arguments, one of each tuple; one of them is damaged or odd now and then.
+
+    Of many arguments a few are given: nearly all pairs of dozens would be refused before anything
+    is computed.
+    """
+    share = min(0.6, _GIVEN / max(len(given), 1))
+    found = {name: draw(rng, value) for name, value in given.items() if rng.random() < share}
     if found and rng.random() < odd:
         name = choose(rng, list(found))
         found[name] = damage_tree(rng, found[name]) if rng.random() < 0.5 else junk(rng)

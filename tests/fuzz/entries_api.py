@@ -432,13 +432,20 @@ def fine(rng: Rng) -> Any:
     return choose(rng, FINE)
 
 
-def ways(rng: Rng) -> Any:
-    """Strategies and plans to choose from, or something odd."""
+def drawn_ways(rng: Rng) -> Any:
+    """Up to three strategies, some of them fine, or something odd."""
     several = []
     for _ in range(int(rng.integers(1, 4))):
         draw_one = choose(rng, (strategy, fine))
         several.append(draw_one(rng))
-    return choose(rng, (None, None, None, [*FINE[:3]], [*FINE[3:]], pick(rng, several)))
+    return pick(rng, several)
+
+
+def ways(rng: Rng) -> Any:
+    """Strategies and plans to choose from, or something odd."""
+    if rng.random() < 0.3:
+        return drawn_ways(rng)
+    return choose(rng, (None, None, None, [*FINE[:3]], [*FINE[3:]]))
 
 
 RUNS = [
@@ -522,7 +529,9 @@ STAGES = [
 
 def staged(rng: Rng) -> Any:
     """A strategy of two stages, one that is fine, or any."""
-    return choose(rng, (*STAGES, *FINE, strategy(rng)))
+    if rng.random() < 0.3:
+        return strategy(rng)
+    return choose(rng, (*STAGES, *FINE))
 
 
 STAGED = {
