@@ -461,7 +461,7 @@ def apply_stack(
         count = 1 if ranks is None else int(check_positive("ranks", ranks, integer=True))
         if model.parallel == PARALLEL[0]:
             model = replace(model, parallel=PARALLEL[chosen.zero])
-        by_settings = share_states(model, _state_strategy(model, count), chosen)
+        by_settings = share_states(model, _state_sharing(model, count), chosen)
         _check_autocast(model, by_settings, chosen)
         if np.any(by_settings.buffers):
             shared = _divide_batch(model, by_settings, count)
@@ -786,7 +786,7 @@ def needs_strategy(model: Any, stack: Stack) -> bool:
     return stack.buffers or (model.mixed and stack.mixed == "masters")
 
 
-def _state_strategy(model: Transformer, ranks: int) -> Strategy:
+def _state_sharing(model: Transformer, ranks: int) -> Strategy:
     """How ranks share a Transformer by its own settings, with any micro-batch."""
     return Strategy(
         dp=ranks,
@@ -833,7 +833,7 @@ def state_strategy(model: Transformer, ranks: int) -> Strategy:
     >>> state_strategy(Transformer.gpt2(batch=16, parallel="fsdp", accumulate=2), 4)
     Strategy(tp=1, pp=1, dp=4, micro_batch=2, zero=3)
     """
-    return _divide_batch(model, _state_strategy(model, ranks), ranks)
+    return _divide_batch(model, _state_sharing(model, ranks), ranks)
 
 
 def _check_adapters(model: Transformer, stack: Stack) -> None:
