@@ -89,14 +89,15 @@ def predict_rows() -> list[dict[str, Any]]:
         ranks = int(row["ranks"])
         with keep_quiet():
             prediction = predict_vit(row["device"], ranks)
-        what = {"model": "ViT-g/14", "device": row["device"], "ranks": ranks}
+        what = {"family": "ViT", "model": "ViT-g/14", "device": row["device"], "ranks": ranks}
         rows.append({**what, **state(prediction, IMAGES / row["images_per_s"])})
     for row in read_published("t5_layers.csv"):
         sequences, tokens = int(row["sequences"]), int(row["tokens"])
         with keep_quiet():
             prediction = pk.predict(capture_layer(row["layer"], sequences, tokens), row["device"])
         measured = count_layer_flops(row["layer"], sequences, tokens) / row["flop_per_s"]
-        what = {"model": f"T5 large, {row['layer']} layer", "device": row["device"], "ranks": 1}
+        model = f"T5 large, {row['layer']} layer"
+        what = {"family": "T5", "model": model, "device": row["device"], "ranks": 1}
         rows.append({**what, **state(prediction, measured)})
     return rows
 
@@ -121,9 +122,9 @@ _FIGURES = {
 def format_rows(rows: Sequence[Row]) -> str:
     """Every row, and the errors of each model."""
     figures = []
-    for model in ("ViT", "T5"):
-        part = [row for row in rows if row["model"].startswith(model)]
-        figures.append({"model": model, **judge(part)})
+    for family in ("ViT", "T5"):
+        part = [row for row in rows if row["family"] == family]
+        figures.append({"model": family, **judge(part)})
     return f"{lay_out(rows, _ROWS)}\n\nerrors [%]\n{lay_out(figures, _FIGURES)}"
 
 

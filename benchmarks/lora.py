@@ -88,6 +88,7 @@ def compare_row(row: Mapping[str, str]) -> dict[str, Any]:
     waits = prediction.bottleneck == "host-bound"
     return {
         "row": row["row"],
+        "trained": row["trained"],
         "waits": "host" if waits else "",
         "group": _name_group(row, waits=waits),
         **state(prediction, float(row["seconds"])),
@@ -134,6 +135,6 @@ def main(given: Any) -> None:
     for group in sorted({row["group"] for row in rows}):
         alike = [row for row in rows if row["group"] == group]
         figures.append({"what": group, **judge(alike)})
-    adapters = [row for row in rows if row["group"].startswith("adapters")]
+    adapters = [row for row in rows if row["trained"] == "lora"]
     figures.append({"what": "all with adapters", **judge(adapters)})
     print(f"\nErrors in %, and share inside the 80 % interval\n{lay_out(figures, _FIGURES)}")
