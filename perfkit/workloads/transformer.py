@@ -491,6 +491,32 @@ class Transformer:
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_names()
+        self._check_images()
+        self._check_experts()
+        self._check_fp8()
+        self._check_latent_attention()
+        self._check_loss_chunks()
+        self._check_window()
+        self._check_branches()
+        self._check_further_tokens()
+        optimizer = find_optimizer(self.optimizer, dense=True)
+        check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
+        self._check_checkpoints()
+        if self.fused:
+            optimizer.operations("fused")  # an error if there is no such kernel
+        _check_adapters(self)
+        _check_update_by_shape(self)
+        if self.optimizer_in_backward and self.accumulate > 1:
+            raise ValueError(
+                f"optimizer_in_backward is True and accumulate is {self.accumulate}; weights are updated with "
+                "each micro-batch then; take accumulate=1"
+            )
+        self._check_heads_and_positions()
+
+    def _check_numbers(self) -> None:
+        """Check each size, count and share by itself; else a ValueError."""
         layers = check_positive("layers", self.layers, integer=True, maximum=MOST_PASSES)
         set_fields(self, layers=layers)
         for key in ("patch", "classes"):
@@ -534,6 +560,9 @@ class Transformer:
             imbalance=_check_imbalance(self.imbalance, self.experts, top_k),
             lora_modules=check_modules(self.lora_modules),
         )
+
+    def _check_names(self) -> None:
+        """Check what is one of several names; else a ValueError."""
         check_type("parallel", self.parallel, str)
         if self.parallel == "hsdp":
             raise ValueError(
@@ -542,8 +571,9 @@ class Transformer:
             )
         for key, names in _CHOICES.items():
             check_choice(key, getattr(self, key), names)
-        self._check_images()
-        self._check_experts()
+
+    def _check_fp8(self) -> None:
+        """Check the recipe of products in fp8, and what needs them; else a ValueError."""
         _check_recipe(self.fp8_recipe, self.dtype)
         for key in ("fp8_gathers", "keeps_fp8"):
             if getattr(self, key) and self.dtype != "fp8":
@@ -556,18 +586,18 @@ class Transformer:
                 f"fp8_gathers is True and fp8_recipe {self.fp8_recipe!r}, whose scales differ along the two "
                 "sides of a weight; take 'tensorwise' or 'delayed'"
             )
-        self._check_latent_attention()
+
+    def _check_loss_chunks(self) -> None:
+        """Check what a loss in pieces goes with; else a ValueError."""
         changes_logits = self.head_bias or self.scaled_logits or self.logit_cap
         if self.loss_chunks > 1 and (not self.causal or changes_logits):
             raise ValueError(
                 f"loss_chunks is {self.loss_chunks}, and the head of this model has a bias, or scales or caps "
                 "its logits; pieces are priced for causal models without these; leave it out"
             )
-        self._check_window()
-        self._check_branches()
-        self._check_further_tokens()
-        optimizer = find_optimizer(self.optimizer, dense=True)
-        check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
+
+    def _check_checkpoints(self) -> None:
+        """Check what the backward pass computes again, and of which layers; else a ValueError."""
         checkpoint_layers = check_positive(
             "checkpoint_layers",
             self.checkpoint_layers,
@@ -581,15 +611,9 @@ class Transformer:
         set_fields(self, checkpoint_layers=checkpoint_layers, checkpoint_group=group)
         set_fields(self, checkpoint=_check_checkpoint(self))
         _check_group(self)
-        if self.fused:
-            optimizer.operations("fused")  # an error if there is no such kernel
-        _check_adapters(self)
-        _check_update_by_shape(self)
-        if self.optimizer_in_backward and accumulate > 1:
-            raise ValueError(
-                f"optimizer_in_backward is True and accumulate is {accumulate}; weights are updated with "
-                "each micro-batch then; take accumulate=1"
-            )
+
+    def _check_heads_and_positions(self) -> None:
+        """Check that heads divide the width, and tokens have positions; else a ValueError."""
         heads_per_group = self.heads % (self.kv_heads or 1)
         refuse_sizes(
             heads_per_group != 0,
