@@ -75,6 +75,7 @@ def test_a_batch_counts_images() -> None:
         ({"rotary": True}, "rotary is True with patch 16"),
         ({"lora_rank": 8}, "lora_rank is 8 with patch 16"),
         ({"vocabulary": 1000}, "vocabulary is 1000 with patch 16"),
+        ({"score_cap": np.array([1.0, 2.0])}, "score_cap is array.* with patch 16"),
     ],
 )
 def test_what_nobody_checked_with_images_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -662,7 +662,7 @@ class Transformer:
         }
         for key, only in wanted.items():
             value = getattr(self, key)
-            if value != only:
+            if np.any(value != only):
                 raise ValueError(
                     f"{key} is {show(value)} with patch {self.patch}; models of images are checked with "
                     f"{key} {show(only)} alone; take Transformer.vit, or capture the model with pk.capture"
