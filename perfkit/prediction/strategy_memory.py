@@ -472,8 +472,7 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
     gradient comes from two products; Megatron-LM holds one input and its gradient.
     """
     model, s, sizes, times = case.model, case.s, case.sizes, case.running
-    is_grouped = np.asarray(s.groups_layers)
-    running = np.where(s.is_partial | is_grouped, "none", s.checkpoint)
+    running = np.where(s.is_partial | s.groups_layers, "none", s.checkpoint)
     kept_by_running = _keep_by_layer(case, software, running, times.layer.saved)
     kept_again = _keep_by_layer(case, software, np.asarray(s.checkpoint), case.saved_again)
     share = share_recomputed(s, stage.layers)
@@ -483,6 +482,46 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
     other_embeddings = np.where(stage.has_embeddings, stage.held - 1.0, 0.0)
     whole = np.where(s.rows > 1, sizes.column * model.hidden, 0.0)
     logits = np.where(s.tp > 1, sizes.wide * _count_logits(case), 0.0)
+    others = _hold_other_layers(
+        s, stage, kept=kept, kept_again=kept_again, kept_by_running=kept_by_running
+    )
+    leading = np.where(stage.has_embeddings, stage.held * _keep_leading(case, software), 0.0)
+    other_losses = np.where(stage.has_head, stage.losses - 1.0, 0.0)
+    of_embeddings = other_embeddings * times.embeddings.saved
+    of_losses = other_losses * times.head.saved
+    besides = leading + put_off + of_embeddings + of_losses
+    return _Activations(
+        others=others.in_backward + besides,
+        others_in_forward=others.in_forward + besides,
+        others_in_head=others.in_head + besides,
+        of_group=others.count_of_group * kept_by_running,
+        share_of_group=others.count_of_group / np.maximum(stage.layers - 1.0, 1.0),
+        less=times.layer.saved - kept_by_running,
+        whole_inputs=whole,
+        whole_in_layer=np.where(software.fused_layers, 2.0, 4.0) * whole,
+        logits=logits,
+    )
+
+
+class _OtherLayers(NamedTuple):
+    """Activations of other layers and micro-batches than those that run.
+
+    While a layer is passed backward, forward, and while the head is [B]; and how many other layers of
+    its group are computed again with a layer [-].
+    """
+
+    in_backward: Array
+    in_forward: Array
+    in_head: Array
+    count_of_group: Array
+
+
+def _hold_other_layers(
+    s: Strategy, stage: _Stage, *, kept: Array, kept_again: Array, kept_by_running: Array
+) -> _OtherLayers:
+    """What a stage keeps of other layers and micro-batches, if a layer keeps so much: one in mean, one
+    that is computed again, and the one that runs [B]."""
+    is_grouped = np.asarray(s.groups_layers)
     all_layers = stage.held * stage.layers
     # of those that go to the host, one is on its way
     others_on_device = np.where(
@@ -494,25 +533,12 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
     other_groups = np.maximum(inputs_of_groups - kept_again, 0.0)
     others_of_group = np.minimum(s.checkpoint_group, stage.layers / s.chunks) - 1.0
     others_of_group = np.where(is_grouped, others_of_group, 0.0)
-    of_group = others_of_group * kept_by_running
-    of_layers = np.where(is_grouped, other_groups + of_group, of_layers)
-    in_head = np.where(is_grouped, inputs_of_groups - kept_by_running, of_layers)
-    in_forward = np.where(is_grouped, other_groups, of_layers)
-    leading = np.where(stage.has_embeddings, stage.held * _keep_leading(case, software), 0.0)
-    other_losses = np.where(stage.has_head, stage.losses - 1.0, 0.0)
-    of_embeddings = other_embeddings * times.embeddings.saved
-    of_losses = other_losses * times.head.saved
-    besides = leading + put_off + of_embeddings + of_losses
-    return _Activations(
-        others=of_layers + besides,
-        others_in_forward=in_forward + besides,
-        others_in_head=in_head + besides,
-        of_group=of_group,
-        share_of_group=others_of_group / np.maximum(stage.layers - 1.0, 1.0),
-        less=times.layer.saved - kept_by_running,
-        whole_inputs=whole,
-        whole_in_layer=np.where(software.fused_layers, 2.0, 4.0) * whole,
-        logits=logits,
+    with_group = other_groups + others_of_group * kept_by_running
+    return _OtherLayers(
+        in_backward=np.where(is_grouped, with_group, of_layers),
+        in_forward=np.where(is_grouped, other_groups, of_layers),
+        in_head=np.where(is_grouped, inputs_of_groups - kept_by_running, of_layers),
+        count_of_group=others_of_group,
     )
 
 
