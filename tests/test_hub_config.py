@@ -471,6 +471,17 @@ def test_further_tokens_are_predicted() -> None:
     assert pk.Transformer.from_config(DEEPSEEK_V2_LITE, sequence=64).mtp_layers == 0
 
 
+def test_routers_of_groups_are_those_that_are_not_greedy() -> None:
+    """transformers 5.24.0, DeepseekV2Config: `topk_method` is ``greedy`` where nobody says."""
+    of_groups = {**DEEPSEEK_V2_LITE, "n_group": 8, "topk_group": 3}
+    for method, groups in (("group_limited_greedy", (8, 3)), ("greedy", (0, 0)), (None, (0, 0))):
+        config = {**of_groups, "topk_method": method}
+        if method is None:
+            del config["topk_method"]
+        model = pk.Transformer.from_config(config, sequence=64)
+        assert (model.expert_groups, model.top_groups) == groups
+
+
 def test_opt_drops_no_embeddings() -> None:
     with pytest.raises(ValueError, match=r"dropout is 0.1, and .* drops nothing of embeddings"):
         pk.Transformer.from_config(OPT)
@@ -624,6 +635,7 @@ REFUSED: list[tuple[Config, str]] = [
     ({"hidden_size": 64}, "config has no model_type"),
     ({**DEEPSEEK_V2_LITE, "moe_layer_freq": 2}, "moe_layer_freq is 2; .*say 1"),
     ({**DEEPSEEK_V2_LITE, "first_k_dense_replace": 27}, "first_k_dense_replace is 27; .*pk.cap"),
+    ({**DEEPSEEK_V2_LITE, "topk_group": 2}, "topk_group is 2; .*at most n_group, 1"),
     ({**GEMMA, "hidden_activation": "quick_gelu"}, "hidden_activation is 'quick_gelu'"),
     ({**GEMMA, "hidden_activation": None, "hidden_act": None}, "hidden_act is None"),
     ({**OPT, "word_embed_proj_dim": 512}, "word_embed_proj_dim is 512; .*null, or hidden_size"),

@@ -124,6 +124,8 @@ def write_parts(keys: Sequence[str], model: pk.Transformer) -> dict[str, Any]:
                 config[key] = model.head_width or model.hidden // model.heads
             case "q_lora_rank":
                 config[key] = model.q_lora_rank or None
+            case "topk_method":
+                config[key] = "group_limited_greedy" if model.expert_groups else "greedy"
             case "num_nextn_predict_layers" | "num_mtp_layers":
                 config[key] = 0
             case "multi_query":

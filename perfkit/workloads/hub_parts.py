@@ -548,11 +548,14 @@ def _read_latent_attention(values: Values) -> dict[str, Any]:
 
 
 def _read_deepseek_experts(values: Values) -> dict[str, Any]:
-    """Experts behind the first layers, and those that all tokens go to."""
+    """Experts behind the first layers, and those that all tokens go to. Routers that are not greedy take
+    those of a token from some groups alone."""
     dense = _read_count(values, "first_k_dense_replace")
     if dense >= values.read_size("num_hidden_layers"):
         raise values.refuse("first_k_dense_replace", "fewer layers than num_hidden_layers")
     groups, taken = _read_count(values, "n_group"), _read_count(values, "topk_group")
+    if 0 < groups < taken:
+        raise values.refuse("topk_group", f"at most n_group, {groups}")
     limits = {}
     if taken < groups and values.keys["topk_method"] != "greedy":
         limits = {"expert_groups": groups, "top_groups": taken}

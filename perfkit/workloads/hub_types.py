@@ -580,6 +580,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "moe_intermediate_size": 1407,
             "n_shared_experts": 2,
             "first_k_dense_replace": 0,
+            "topk_method": "greedy",
             "tie_word_embeddings": False,
         },
     ),
