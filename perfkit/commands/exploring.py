@@ -55,11 +55,12 @@ def explore_command(
     files = OutputFiles(json_file, report)
     files.check()
     model = build_model(given)
+    counts = ranks[0] if len(ranks) == 1 else list(ranks)
     with keep_quiet():  # the explanation has the warnings
         found = pk.explore(
             model,
             platform,
-            ranks=list(ranks),
+            ranks=counts,
             memory=memory,
             execution=execution,
             stack=stack,

@@ -68,6 +68,7 @@ _OF_EVERY_MODEL = (
 _OF_TRANSFORMERS = (
     Setting("sequence", "tokens of one sequence", WHOLE),
     Setting("optimizer", "what updates the weights; default adamw"),
+    Setting("fused", "one kernel updates many weights (fused=True)", is_flag=True),
     Setting("optimizer_in_backward", "each weight is updated with its gradient", is_flag=True),
     Setting("lora_rank", "train adapters of this rank alone (LoRA)", WHOLE),
     Setting(
@@ -107,6 +108,8 @@ _OF_STRATEGIES = (
     Setting("micro_batch", "sequences of a replica in one pass", WHOLE),
     Setting("schedule", "order of passes: gpipe, 1f1b, interleaved, zero_bubble, ..."),
     Setting("chunks", "chunks of each stage, of interleaved", WHOLE),
+    Setting("first_layers", "layers of the first stage; default: as many as others", WHOLE),
+    Setting("last_layers", "layers of the last stage; default: as many as others", WHOLE),
     Setting("zero", "what replicas share: 0 nothing, 1 states, 2 gradients, 3 weights", WHOLE),
     Setting("shards", "replicas that share it, as HSDP does; default: all", WHOLE),
     Setting("sequence_parallel", "ranks of tp share tokens, too", is_flag=True),
