@@ -37,6 +37,7 @@ from perfkit.prediction.strategy_replicas import (
     price_replica_messages,
 )
 from perfkit.prediction.strategy_runs import find_rough, find_runnable, run_passes
+from perfkit.prediction.strategy_turns import find_turns, time_turns
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.stack import Stack, StackedWork, apply_stack
@@ -247,18 +248,19 @@ def price_iterations(
     # 2. What replicas exchange that no layer hides, the update, and the host of a single stage.
     kept = keep_by_layer(case)
     host = _join_whole_iteration(case, parts, times).host
-    copies = time_activation_copies(case, parts.passes, kept, host)
-    # copies hide messages that are sent once; messages with each micro-batch hide copies
-    hiding = map_arrays(partial(np.where, case.s.scattered, 0.0), copies)
-    longer = parts._replace(passes=hiding.lengthen(parts.passes))
-    kernel_share = _find_kernel_share(case, times, hiding.total)
-    messages = price_replica_messages(case)
-    exchange = list_exchange(case, longer, pipeline, messages, kernel_share)
-    replicas = data_parallel_exposed_time(case, longer, pipeline, exchange, kernel_share)
+    beside = _find_work_beside(case, parts, pipeline, times, host)
+    exchange = beside.exchange
+    replicas = data_parallel_exposed_time(
+        case, beside.parts, pipeline, exchange, beside.kernel_share
+    )
+    in_turn = np.flatnonzero(find_turns(case))
+    if len(in_turn):
+        of_turns = time_turns(platform, work, in_turn, _list_exchange_of_kind)
+        replicas[in_turn] = np.maximum(replicas[in_turn], of_turns)
     times = times._replace(replicas=replicas, update=optimizer_time(case))
     times = _join_whole_iteration(case, parts, times)
-    beside = np.where(case.s.scattered, times.replicas, 0.0)
-    copies = time_activation_copies(case, parts.passes, kept, host + beside)
+    waited = np.where(case.s.scattered, times.replicas, 0.0)
+    copies = time_activation_copies(case, parts.passes, kept, host + waited)
     times = times._replace(host=times.host + copies.total)
 
     # 3. Memory.
@@ -286,6 +288,38 @@ def price_iterations(
     # 5. The level of the software.
     times = map_arrays(lambda seconds: case.level_scale * seconds, times)
     return StrategyPrices(times, run, spread, held, measure_host(case, kept), needs, reserve)
+
+
+class _WorkBeside(NamedTuple):
+    """What replicas exchange, passes with the copies that hide it, and the share of a pass that its
+    kernels take [-]."""
+
+    parts: MicroBatchParts
+    exchange: Exchange
+    kernel_share: Array
+
+
+def _find_work_beside(
+    case: Case, parts: MicroBatchParts, pipeline: Pipeline, times: StrategyTimes, host: Array
+) -> _WorkBeside:
+    """What replicas exchange in an iteration, to which hosts add some time [s], and what hides it."""
+    copies = time_activation_copies(case, parts.passes, keep_by_layer(case), host)
+    # copies hide messages that are sent once; messages with each micro-batch hide copies
+    hiding = map_arrays(partial(np.where, case.s.scattered, 0.0), copies)
+    longer = parts._replace(passes=hiding.lengthen(parts.passes))
+    kernel_share = _find_kernel_share(case, times, hiding.total)
+    messages = price_replica_messages(case)
+    exchange = list_exchange(case, longer, pipeline, messages, kernel_share)
+    return _WorkBeside(longer, exchange, kernel_share)
+
+
+def _list_exchange_of_kind(case: Case) -> Exchange:
+    """What replicas exchange in an iteration of a model whose layers are all of one kind."""
+    parts = time_micro_batch(case)
+    pipeline = time_pipeline(case, parts)
+    times = _add_up_micro_batches(case, parts, pipeline)
+    host = _join_whole_iteration(case, parts, times).host
+    return _find_work_beside(case, parts, pipeline, times, host).exchange
 
 
 def _add_up_micro_batches(case: Case, parts: MicroBatchParts, pipeline: Pipeline) -> StrategyTimes:
