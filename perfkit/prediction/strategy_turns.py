@@ -12,7 +12,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.stage_replicas import Exchange, add_to_all_chunks
 from perfkit.prediction.strategy_case import Case, make_case
 from perfkit.prediction.strategy_passes import add_leading_context
-from perfkit.workloads.layer_kinds import has_unlike_layers, list_kinds
+from perfkit.workloads.layer_kinds import list_kinds
 from perfkit.workloads.stack import StackedWork
 
 
@@ -64,7 +64,8 @@ def count_neighbours(kinds: Sequence[Any]) -> Counter[Neighbours]:
 
 
 def find_turns(case: Case) -> np.ndarray:
-    """Find the strategies whose layers are of several kinds, and wait for messages of one another.
+    """Find the strategies where layers with and without experts take turns, and wait for messages of one
+    another.
 
     Parameters
     ----------
@@ -78,8 +79,10 @@ def find_turns(case: Case) -> np.ndarray:
         [-].
     """
     beside = case.has_messages & case.s.overlap & case.s.scattered
-    chosen = beside & ~case.has_stages & ~case.shards_alone & has_unlike_layers(case.model)
-    return np.asarray(chosen)
+    single = ~case.has_stages & ~case.shards_alone
+    # a few first dense layers are not what most layers stand beside
+    takes_turns = case.model.experts > 0 and case.model.expert_interval > 1
+    return np.asarray(beside & single & takes_turns)
 
 
 def time_turns(
