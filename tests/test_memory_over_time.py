@@ -12,11 +12,11 @@ from perfkit.ground.results import Table
 from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.memory_timeline import list_memory
 from perfkit.prediction.result import Prediction
-from tests.test_memory import CPU, GPU, SMALL, graph
 
 torch = pytest.importorskip("torch", reason="the twins need torch: pip install 'perfkit[measure]'")
 
 from tests.golden.steps import twin  # noqa: E402
+from tests.test_memory import CPU, GPU, SMALL, graph  # noqa: E402
 from tests.test_plots import read_data  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("few_calls")

@@ -12,10 +12,11 @@ import perfkit as pk
 from perfkit.models.optimizers import OPTIMIZERS, find_optimizer
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.transformer import Transformer
-from tests import test_twins as twins
-from tests.test_optimizer_in_backward import measure
 
 torch = pytest.importorskip("torch", reason="the twins need torch: pip install 'perfkit[measure]'")
+
+from tests import test_twins as twins  # noqa: E402
+from tests.test_optimizer_in_backward import measure  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("few_calls"),
