@@ -388,3 +388,24 @@ def test_warnings_are_those_of_the_best_plan() -> None:
         best = pk.predict(pk.DLRM(batch=4096), "a100-sxm-8", ranks=8, plan=found.best)
     assert found.warnings == best.warnings
     assert found.warnings
+
+
+def test_short_sequences_are_tried_in_larger_micro_batches() -> None:
+    """16 images leave an H100 waiting for its host."""
+    images = pk.Transformer.vit("vit-b16", batch=512, dtype="bf16", mixed=True)
+    found = pk.explore(images, "h100-sxm-8", 8)
+    by_hand = pk.Strategy(dp=8, zero=1, micro_batch=64)
+    with keep_quiet():
+        time_by_hand = pk.predict(images, "h100-sxm-8", strategy=by_hand).time
+    assert found.table()["time"][0] <= 1.01 * time_by_hand
+    assert found.best.micro_batch > 16
+    long = pk.Transformer.preset("gpt2", batch=512, sequence=1024, dtype="bf16", mixed=True)
+    assert pk.explore(long, "h100-sxm-8", 8).table()["micro_batch"].max() == 32
+
+
+def test_a_search_that_finds_nothing_names_the_field_that_no_strategy_fits() -> None:
+    model = pk.Transformer.preset("gpt2", batch=16, optimizer_in_backward=True)
+    with pytest.raises(
+        ValueError, match=r"fits optimizer_in_backward of the model, True: hooks.*one rank"
+    ):
+        pk.explore(model, "h100-sxm-8", 8)

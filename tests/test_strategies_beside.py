@@ -39,8 +39,8 @@ def test_random_strategies_of_forms_of_layers_agree_with_the_event_loop(form: st
     agreements = [compare(drawn) for drawn in draw(12, 2042, form=form)]
     errors = np.abs([agreement.error for agreement in agreements])
     takes_turns = form == "experts in turn"
-    assert errors.mean() <= (0.045 if takes_turns else 0.015), format_agreements(agreements)
-    assert errors.max() <= (0.17 if takes_turns else 0.07)
+    assert errors.mean() <= (0.045 if takes_turns else 0.016), format_agreements(agreements)
+    assert errors.max() <= (0.17 if takes_turns else 0.08)
 
 
 def test_draws_hold_what_is_asked_about() -> None:

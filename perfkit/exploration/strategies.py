@@ -59,8 +59,11 @@ _CHECKPOINTS = ("none", "selective", "full")
 _MOST_PASSES, _FEW = 1_000, 2
 #: Least memory that somebody may mean in bytes [B].
 _LEAST_MEMORY = 1e6
-#: Most sequences of a micro-batch, and most ranks of one sequence, that are tried [-].
+#: Most ranks of one sequence that are tried, and most sequences of a micro-batch where these are
+#: long [-].
 _MOST = 16
+#: Tokens of a micro-batch up to which more sequences are tried; docs/formulas.md, table 9.4 [-].
+_MOST_TOKENS = 32_768
 
 
 @dataclass(frozen=True)
@@ -312,7 +315,8 @@ def explore(
     -----
     With `memory`, strategies that are too large also try to compute parts of their layers again, or
     what lies between saved products, on the fewest layers of each chunk that make them fit.
-    Times of a Transformer are closed forms, see `perfkit.prediction.strategies.price_strategies`.
+    Micro-batches of up to 16 sequences are tried, and of short sequences as many as have 32,768
+    tokens. Times of a Transformer are closed forms, see `perfkit.prediction.strategies.price_strategies`.
     Of given strategies with stages all passes are run. So are those of a search that fit and take at
     most a quarter longer than the fastest, where closed forms are rough: stages are unlike, wait for
     slow messages, or share gradients and weights. Both agree with `perfkit.predict`, see
@@ -531,6 +535,19 @@ def _refuse_given(
     )
 
 
+def _refuse_search(model: Transformer, listed: Strategy, counts: Sequence[int]) -> ValueError:
+    """The error where no strategy of a search can be priced: a field of the model that none of them
+    fits, if there is one."""
+    for part, fits in list_fits(model, listed).items():
+        if not np.any(fits):
+            wanted = explain_fit(part, model, listed.select(np.array([0])))
+            value = show(getattr(model, part))
+            return ValueError(
+                f"no strategy on {_name_counts(counts)} ranks fits {part} of the model, {value}: {wanted}"
+            )
+    return _refuse_ranks(counts)
+
+
 def _refuse_ranks(counts: Sequence[int]) -> ValueError:
     """The error where no strategy divides the model."""
     return ValueError(
@@ -609,7 +626,7 @@ def _price_transformer(
     if not can.any() and given:
         raise _refuse_given(model, given, counts)
     if not can.any():
-        raise _refuse_ranks(counts)
+        raise _refuse_search(model, listed, counts)
     tried = listed.select(can)
     if tries_forms and not given:
         tried = _add_checkpoints(model, where, tried, execution, stack, room)
@@ -900,7 +917,7 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
         "tp": _list_powers(where.network.ranks_per_node),
         "pp": _list_powers(min(model.layers, max(counts))),
         "cp": _list_powers(_MOST),
-        "micro_batch": _list_powers(_MOST),
+        "micro_batch": _list_powers(max(_MOST, _MOST_TOKENS // model.sequence)),
         "schedule": np.arange(len(_SCHEDULES)),
         "checkpoint": np.array(_CHECKPOINTS),
         "zero": np.array((0, 1, 3)),
