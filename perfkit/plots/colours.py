@@ -56,6 +56,16 @@ CLASSES = {
     "other": "#D9D9D9",
     "everything else": "#D9D9D9",
 }
+#: What memory is used for; a use that is absent takes no colour from the others.
+USES = {
+    "parameters": "#0072B2",
+    "gradients": "#009E73",
+    "states": "#CC79A7",
+    "activations": "#E69F00",
+    "tables": "#882255",
+    "communication": "#D55E00",
+    "workspace": "#56B4E9",
+}
 #: Nine shapes and eight colours: 72 series differ in one of both.
 SHAPES = [
     "circle",
@@ -81,9 +91,9 @@ class SeriesLooks(NamedTuple):
 def colour(
     column: str, values: Sequence[Any], *, title: str | None = None, legend: Any = alt.Undefined
 ) -> alt.Color:
-    """Colours for the values of a column: phases and classes have their own, others the unused ones
-    of `PALETTE`."""
-    named: Mapping[str, str] = PHASES if column == "phase" else CLASSES
+    """Colours for the values of a column: phases, classes and uses of memory have their own, others
+    the unused ones of `PALETTE`."""
+    named: Mapping[str, str] = {"phase": PHASES, "use": USES}.get(column, CLASSES)
     taken = [named.get(value) for value in values]
     unused = [shade for shade in PALETTE if shade not in taken]
     shades_of_others = cycle(unused or PALETTE)
