@@ -534,18 +534,19 @@ def replace_cuda(cycles: list[int], change: Any = setattr) -> None:
     change(torch.cuda, "get_device_properties", describe)
     change(torch.cuda, "synchronize", do_nothing)
     change(torch.cuda, "empty_cache", do_nothing)
-    change(torch, "set_float32_matmul_precision", lambda precision: None)  # it would last
 
 
 def test_probes_are_timed_by_events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     from perfkit.measure.cuda import time_probes, time_queued
 
     cycles: list[int] = []
     replace_cuda(cycles, monkeypatch.setattr)
     huge = replace(KERNELS[0], sizes={**SMALL, "m": 2**50})
     jobs = [write_probe(replace(probe, calls=4)) for probe in (*KERNELS, huge)]
+    before = torch.backends.cuda.matmul.fp32_precision
     found = time_probes(probes=jobs, kept="", folder=str(tmp_path), device="cpu:0")
+    assert torch.backends.cuda.matmul.fp32_precision == before, "settings of the user stay"
     assert len(found.answers) == len(KERNELS) + 1
     for answer in found.answers[:-1]:
         assert isinstance(answer, TimedCalls)

@@ -331,7 +331,7 @@ def explore(
     >>> gpt = pk.Transformer.preset("gpt3-6.7b", batch=64, dtype="bf16", mixed=True, fused=True)
     >>> best = pk.explore(gpt, "a100-sxm-8", 8, memory=30e9).best
     >>> best.zero, best.checkpoint, best.checkpoint_layers
-    (3, 'norms+activation', 23)
+    (1, 'norms+activation', 26)
     """
     import polars
 

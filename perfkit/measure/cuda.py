@@ -8,7 +8,8 @@ spins, and ``torch._scaled_mm``, fp8 products.
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,33 @@ def time_queued(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
     return samples
 
 
+@contextmanager
+def _multiply_in(dtype: str) -> Iterator[None]:
+    """Let products of fp32 operands run in TF32 or not, and leave PyTorch's settings as they were."""
+    backends = (torch.backends.cuda, torch.backends.mkldnn)
+    matmuls = [backend.matmul for backend in backends if hasattr(backend, "matmul")]
+    # settings of their own since PyTorch 2.9, which say "none" until somebody sets a precision
+    own = [
+        (matmul, matmul.fp32_precision) for matmul in matmuls if hasattr(matmul, "fp32_precision")
+    ]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        for matmul, precision in own:
+            matmul.fp32_precision = precision
+
+
 def _time_kernel(probe: KernelProbe, device: str) -> TimedCalls:
     """Time one kernel; cold operands rotate through twice the size of the last cache."""
-    torch.set_float32_matmul_precision("high" if probe.dtype == "tf32" else "highest")
+    with _multiply_in(probe.dtype):
+        return _time_rotating(probe, device)
+
+
+def _time_rotating(probe: KernelProbe, device: str) -> TimedCalls:
+    """Time one kernel in the number formats that are set."""
     calls, nbytes = _prepare(probe, device)
     sizes = {"nbytes": nbytes, **probe.sizes}
     if probe.cold and len(calls) == 1:  # lookups have several calls already

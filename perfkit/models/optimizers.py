@@ -573,7 +573,7 @@ def find_optimizer(
     >>> find_optimizer("rowwise_adagrad", dense=True)
     Traceback (most recent call last):
     ...
-    ValueError: optimizer is 'rowwise_adagrad'; known are sgd, sgd_momentum, adagrad, adam, adamw, adamw_8bit, muon, adafactor; did you mean 'adagrad'?
+    ValueError: optimizer is 'rowwise_adagrad'; known are sgd, sgd_momentum, adagrad, adam, adamw, adamw_8bit, muon, adafactor
     """
     if isinstance(name, str) and not dense:
         name = split_form(name)[0]
