@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perfkit.measure.cuda import time_queued
+from perfkit.measure.cuda import multiply_in, time_queued
 from perfkit.measure.machine import describe_machine, list_versions
 
 #: Where operands are made.
@@ -63,7 +63,12 @@ class Point:
 
 def time_point(point: Point) -> list[float]:
     """Time a point in rotation over cold operands [s]."""
-    torch.set_float32_matmul_precision("high" if point.dtype == "tf32" else "highest")
+    with multiply_in(point.dtype):
+        return _time_rotating(point)
+
+
+def _time_rotating(point: Point) -> list[float]:
+    """Time a point in the number formats that are set [s]."""
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     sets = 1 + math.ceil(2 * cache / max(point.nbytes, 1.0))
     sets = max(1, min(sets, _MOST_SETS, int(_MOST_BYTES / max(point.nbytes, 1.0))))

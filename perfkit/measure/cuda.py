@@ -83,8 +83,14 @@ def time_queued(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
 
 
 @contextmanager
-def _multiply_in(dtype: str) -> Iterator[None]:
-    """Let products of fp32 operands run in TF32 or not, and leave PyTorch's settings as they were."""
+def multiply_in(dtype: str) -> Iterator[None]:
+    """Let products of fp32 operands run in TF32 or not, and leave PyTorch's settings as they were.
+
+    Parameters
+    ----------
+    dtype : str
+        ``tf32`` for TF32; any other format for fp32.
+    """
     backends = (torch.backends.cuda, torch.backends.mkldnn)
     matmuls = [backend.matmul for backend in backends if hasattr(backend, "matmul")]
     # settings of their own since PyTorch 2.9, which say "none" until somebody sets a precision
@@ -103,7 +109,7 @@ def _multiply_in(dtype: str) -> Iterator[None]:
 
 def _time_kernel(probe: KernelProbe, device: str) -> TimedCalls:
     """Time one kernel; cold operands rotate through twice the size of the last cache."""
-    with _multiply_in(probe.dtype):
+    with multiply_in(probe.dtype):
         return _time_rotating(probe, device)
 
 
