@@ -224,6 +224,28 @@ def test_pytorch_holds_as_much_less_to_the_byte(name: str, layers_again: int) ->
     assert hold(plain) - hold(built) == less - layers_again * missing[name] > 0
 
 
+def test_a_checkpoint_around_flash_attention_frees_no_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The product behind it keeps the result: in PyTorch 4 B a head and token are left to free, and
+    seeds; strategies leave them out."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def attend_again(*heads: Any, **settings: Any) -> Any:
+        return checkpoint(partial(attend, **settings), *heads, use_reentrant=False)
+
+    plain = measure_memory([capture_llama("none")], GPU).total
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend_again)
+    less = plain - measure_memory([capture_llama("none")], GPU).total
+    llama = twins.LLAMA
+    assert 0 <= less - 4 * llama.layers * llama.heads * llama.batch * llama.sequence < 64
+    needs = []
+    for name in ("none", "selective"):
+        strategy = Strategy(dp=4, zero=3, micro_batch=1, checkpoint=name)
+        needs.append(pk.predict(llama, GPU, strategy=strategy).memory().parts["activations"])
+    assert needs[1] == needs[0]
+
+
 # -- both roads
 
 _SHARED = {"micro_batch": 2, "sequence_parallel": True}
@@ -250,8 +272,9 @@ def price(model: Transformer, strategy: Strategy) -> dict[str, float]:
 
 
 def check_roads(model: Transformer, strategy: Strategy) -> None:
-    """Time within 3 %, memory within 1.5 %: shards of eight layers that are computed again in two passes
-    differ by 1.3 %, 16 MiB a layer, of which the cause is not known."""
+    """Time within 3 %, memory within 1.5 %: the graph holds a mask of scores (8.4 MB) for each layer,
+    micro-batch and time that it is computed again, the closed form one of a micro-batch, which is
+    1.3 % of eight layers that are computed again in two passes."""
     prediction = pk.predict(model, GPU, strategy=strategy)
     closed = price(model, strategy)
     assert closed["time"] == pytest.approx(prediction.time, rel=0.03), strategy

@@ -320,7 +320,12 @@ class Prediction(Tabular):
 
     def memory(self) -> Memory:
         """Memory of the rank that needs most, by use: parameters, gradients, states, activations
-        and more."""
+        and more.
+
+        Gradients of a rank alone and of replicas are freed ahead of the forward pass, as by
+        ``zero_grad(set_to_none=True)``; shares of gradients (ZeRO), and sums of strategies that
+        share layers, count through the whole iteration.
+        """
         graphs = [rank_timeline.graph for rank_timeline in self._timeline.rank_timelines]
         return measure_memory(graphs, self.platform)
 
