@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 import perfkit as pk
+from perfkit.ground.units import format_bytes
 from perfkit.platform import collective_costs
 from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.strategies import PARTS, price_strategies
@@ -390,15 +391,25 @@ def test_warnings_are_those_of_the_best_plan() -> None:
     assert found.warnings
 
 
-def test_short_sequences_are_tried_in_larger_micro_batches() -> None:
-    """16 images leave an H100 waiting for its host."""
-    images = pk.Transformer.vit("vit-b16", batch=512, dtype="bf16", mixed=True)
-    found = pk.explore(images, "h100-sxm-8", 8)
+@pytest.mark.parametrize(
+    "short",
+    [
+        pk.Transformer.vit("vit-b16", batch=512, dtype="bf16", mixed=True),
+        pk.Transformer.vit("vit-l16", batch=512, dtype="bf16", mixed=True),
+        pk.Transformer.preset("bert-large", batch=512, sequence=128, dtype="bf16", mixed=True),
+    ],
+)
+def test_short_sequences_are_tried_in_larger_micro_batches(short: pk.Transformer) -> None:
+    """16 short sequences leave an H100 waiting for its host."""
+    found = pk.explore(short, "h100-sxm-8", 8)
     by_hand = pk.Strategy(dp=8, zero=1, micro_batch=64)
     with keep_quiet():
-        time_by_hand = pk.predict(images, "h100-sxm-8", strategy=by_hand).time
+        time_by_hand = pk.predict(short, "h100-sxm-8", strategy=by_hand).time
     assert found.table()["time"][0] <= 1.01 * time_by_hand
     assert found.best.micro_batch > 16
+
+
+def test_long_sequences_are_tried_in_micro_batches_of_32768_tokens() -> None:
     long = pk.Transformer.preset("gpt2", batch=512, sequence=1024, dtype="bf16", mixed=True)
     assert pk.explore(long, "h100-sxm-8", 8).table()["micro_batch"].max() == 32
 
@@ -409,3 +420,41 @@ def test_a_search_that_finds_nothing_names_the_field_that_no_strategy_fits() -> 
         ValueError, match=r"fits optimizer_in_backward of the model, True: hooks.*one rank"
     ):
         pk.explore(model, "h100-sxm-8", 8)
+
+
+def test_a_search_that_finds_nothing_names_the_commonest_reason() -> None:
+    with pytest.raises(
+        ValueError, match=r"fits batch of the model, 64: dp x micro_batch, 7 x 1, must divide it"
+    ):
+        pk.explore(GPT, "a100-sxm-8", 7)
+    # three layers, heads and sequences: each way to share them on 8 ranks is refused by a field of its own
+    odd = pk.Transformer.gpt2(
+        batch=3, sequence=27, layers=3, heads=3, hidden=192, vocabulary=999, dtype="bf16"
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"divides the model; \d+ of \d+ that are tried do not fit \w+ of it, \d+: ",
+    ):
+        pk.explore(odd, "a100-sxm-8", 8)
+
+
+def test_where_nothing_fits_an_offload_of_the_smallest_strategy_is_named() -> None:
+    """Groups of layers free a little, and cannot be joined with weights on the host."""
+    llama = pk.Transformer.preset(
+        "llama-3-8b", batch=4, sequence=8192, dtype="bf16", mixed=True, fused=True
+    )
+    offloaded = pk.Strategy(
+        tp=8, checkpoint="full", sequence_parallel=True, zero=3, offload="parameters"
+    )
+    [needs] = pk.explore(llama, "h100-sxm-8", strategies=[offloaded]).table()["needs"]
+    with pytest.raises(ValueError, match="is not enough, nor is offload=") as caught:
+        pk.explore(llama, "h100-sxm-8", 8, memory=5e9)
+    message = str(caught.value)
+    least = replace(offloaded, zero=0, offload="none")
+    freed = pk.explore(llama, "h100-sxm-8", strategies=[least]).table()["needs"][0] - needs
+    assert f"from {least} checkpoint_group=" in message
+    assert f"nor is offload='parameters' with zero=3 alone (frees {format_bytes(freed)})" in message
+    # updates of SGD on a host were never published
+    with pytest.raises(ValueError, match="is not enough") as refused:
+        pk.explore(replace(llama, optimizer="sgd"), "h100-sxm-8", 8, memory=5e9)
+    assert "offload" not in str(refused.value)

@@ -536,16 +536,27 @@ def _refuse_given(
 
 
 def _refuse_search(model: Transformer, listed: Strategy, counts: Sequence[int]) -> ValueError:
-    """The error where no strategy of a search can be priced: a field of the model that none of them
-    fits, if there is one."""
+    """The error where no strategy of a search can be priced: the field of the model that the most of
+    them do not fit, and what the first of these wants of it."""
+    count = len(listed.ranks)
+    most = 0
     for part, fits in list_fits(model, listed).items():
-        if not np.any(fits):
-            wanted = explain_fit(part, model, listed.select(np.array([0])))
-            value = show(getattr(model, part))
-            return ValueError(
-                f"no strategy on {_name_counts(counts)} ranks fits {part} of the model, {value}: {wanted}"
-            )
-    return _refuse_ranks(counts)
+        misfits = np.flatnonzero(np.broadcast_to(np.logical_not(fits), count))
+        if len(misfits) > most:
+            most = len(misfits)
+            commonest = part
+            first = int(misfits[0])
+    if not most:  # they take other ranks
+        return _refuse_ranks(counts)
+    wanted = explain_fit(commonest, model, listed.select(first))
+    value = show(getattr(model, commonest))
+    start = f"no strategy on {_name_counts(counts)} ranks"
+    if most == count:
+        return ValueError(f"{start} fits {commonest} of the model, {value}: {wanted}")
+    return ValueError(
+        f"{start} divides the model; {most} of {count} that are tried do not fit {commonest} of it, "
+        f"{value}: {wanted}"
+    )
 
 
 def _refuse_ranks(counts: Sequence[int]) -> ValueError:

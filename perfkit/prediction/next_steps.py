@@ -74,10 +74,13 @@ class NextSteps(NamedTuple):
         Settings each of which is enough.
     together : tuple of NextStep
         If none is, settings one after another, until they are enough or there are no more.
+    nearest : NextStep or None
+        If those are not enough, a setting that frees more than all of them, and does not go with them.
     """
 
     alone: tuple[NextStep, ...]
     together: tuple[NextStep, ...]
+    nearest: NextStep | None = None
 
     def advise(self) -> str:
         """Say them in words.
@@ -102,7 +105,11 @@ class NextSteps(NamedTuple):
         if self.together[-1].fits:
             return f"take {together}: fits; or take {OTHERWISE}"
         verb = "is" if len(said) == 1 else "are"
-        return f"{together} {verb} not enough; take {OTHERWISE}"
+        refused = f"{together} {verb} not enough"
+        if self.nearest is not None:
+            freed = format_bytes(self.nearest.freed)
+            refused += f", nor is {self.nearest.words} alone (frees {freed})"
+        return f"{refused}; take {OTHERWISE}"
 
 
 def advise_transformer(
@@ -198,21 +205,19 @@ def list_next_steps(
     strongest = []
     for kind in kinds:
         steps = []
-        best: tuple[float, _Change] | None = None
         for change in kind:
             needs = found[change.words]
-            if needs is None:
-                continue
-            steps.append(NextStep(change.words, before.needs - needs.needs, needs.fits))
-            if best is None or needs.needs < best[0]:
-                best = needs.needs, change
+            if needs is not None:
+                steps.append(NextStep(change.words, before.needs - needs.needs, needs.fits))
         enough = [step for step in steps if step.fits and step.freed > 0]
         alone += enough[:1]
-        if best is not None:
-            strongest.append(best[1])
+        if steps:
+            strongest.append(max(steps, key=lambda step: step.freed))
     if alone:
         return NextSteps(tuple(alone), ())
-    return NextSteps((), _add_up(before, strongest, measure))
+    by_words = {change.words: change for change in changes}
+    together = _add_up(before, [by_words[step.words] for step in strongest], measure)
+    return NextSteps((), together, _find_nearest(strongest, together))
 
 
 def _add_up(before: _Needs, strongest: Sequence[_Change], measure: Any) -> tuple[NextStep, ...]:
@@ -230,6 +235,16 @@ def _add_up(before: _Needs, strongest: Sequence[_Change], measure: Any) -> tuple
         if needs.fits:
             break
     return tuple(steps)
+
+
+def _find_nearest(strongest: Sequence[NextStep], together: Sequence[NextStep]) -> NextStep | None:
+    """The setting that frees more alone than some that are not enough together; None if none does."""
+    if not together or together[-1].fits:
+        return None
+    nearest = max(strongest, key=lambda step: step.freed)
+    if nearest.freed <= sum(step.freed for step in together):
+        return None
+    return nearest
 
 
 def _measure(
