@@ -55,6 +55,16 @@ def test_the_mildest_step_of_each_kind_that_fits_is_named(memory: float, words: 
         assert pk.explore(LLAMA, GPU, strategies=[changed], memory=memory).best == changed
 
 
+@pytest.mark.parametrize(("micro_batch", "memory", "smaller"), [(3, 35e9, 1), (6, 60e9, 2)])
+def test_micro_batches_that_are_no_powers_of_two_have_smaller_ones(
+    micro_batch: int, memory: float, smaller: int
+) -> None:
+    """Each number that divides them."""
+    model = replace(LLAMA, batch=96)
+    steps = ask(pk.Strategy(dp=16, zero=3, micro_batch=micro_batch), memory, model)
+    assert steps.alone[0].words == f"micro_batch={smaller}"
+
+
 def test_steps_that_are_not_enough_alone_add_up() -> None:
     """Micro-batches of one, shards and checkpoints: together they fit, and free what they say."""
     base = pk.Strategy(dp=16, micro_batch=4)

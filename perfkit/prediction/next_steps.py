@@ -1,7 +1,7 @@
 """What would make a strategy fit that does not: settings with the memory that each frees, in the order
 of what they cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -24,7 +24,8 @@ from perfkit.workloads.transformer import Transformer
 
 #: What is left where no step helps, and what may be taken instead of one.
 OTHERWISE = "a platform with more ranks or memory"
-#: A setting that frees less than this share of what is needed is not named [-].
+#: Where no setting is enough alone, one that frees less than this share of what is needed is not
+#: named [-].
 _LEAST_SHARE = 0.01
 #: Layers of a group that are tried, see `Strategy.checkpoint_group` [-].
 _GROUPS = (2, 4, 8)
@@ -198,15 +199,17 @@ def list_next_steps(
     [before] = measure([()])
     if before is None:
         return NextSteps((), ())
-    changes = [change for kind in kinds for change in kind]
+    changes: list[_Change] = []
+    for kind in kinds:
+        changes += kind
     after = measure([(change,) for change in changes])
-    found = dict(zip([change.words for change in changes], after, strict=True))
+    needs_after = dict(zip([change.words for change in changes], after, strict=True))
     alone = []
     strongest = []
     for kind in kinds:
         steps = []
         for change in kind:
-            needs = found[change.words]
+            needs = needs_after[change.words]
             if needs is not None:
                 steps.append(NextStep(change.words, before.needs - needs.needs, needs.fits))
         enough = [step for step in steps if step.fits and step.freed > 0]
@@ -220,7 +223,11 @@ def list_next_steps(
     return NextSteps((), together, _find_nearest(strongest, together))
 
 
-def _add_up(before: _Needs, strongest: Sequence[_Change], measure: Any) -> tuple[NextStep, ...]:
+def _add_up(
+    before: _Needs,
+    strongest: Sequence[_Change],
+    measure: Callable[[Sequence[Sequence[_Change]]], list[_Needs | None]],
+) -> tuple[NextStep, ...]:
     """Settings one after another, until they are enough; those that free nothing are left out."""
     steps = []
     taken: list[_Change] = []
@@ -326,11 +333,12 @@ def _list_changes(
     if not (model.fused or model.optimizer_in_backward):
         workspace.append(_Change("fused=True", model={"fused": True}))
 
+    # parts of a micro-batch divide the batch as it does
     smaller = []
-    micro_batch = int(s.micro_batch)
-    while micro_batch % 2 == 0:
-        micro_batch //= 2
-        smaller.append(_Change(f"micro_batch={micro_batch}", strategy={"micro_batch": micro_batch}))
+    for micro_batch in range(int(s.micro_batch) - 1, 0, -1):
+        if s.micro_batch % micro_batch == 0:
+            changed = {"micro_batch": micro_batch}
+            smaller.append(_Change(f"micro_batch={micro_batch}", strategy=changed))
 
     shards = []
     for zero in (1, 3):
