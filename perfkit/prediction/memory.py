@@ -129,7 +129,7 @@ class Memory(Shown):
     @property
     def reserved_range(self) -> tuple[float, float]:
         """All of it if the allocator wastes as little or as much as in the middle half of public
-        logs; twice `reserved` without a reserve [B]."""
+        logs; both are `reserved` where there is no reserve [B]."""
         if not self.reserve:
             return self.reserved, self.reserved
         low = self.reserved - (FRAGMENTS - FRAGMENTS_LOW) * self.total
@@ -195,7 +195,7 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
 
 
 class BufferLives(NamedTuple):
-    """BufferLives of buffers, from the operation that makes them to the last that touches them: one
+    """Lives of buffers, from the operation that makes them to the last that touches them: one
     element of each array per life.
 
     The clock counts operations: number n begins at 2n and ends at 2n + 1.
@@ -264,18 +264,25 @@ def find_lives(graph: Graph, is_gradient: np.ndarray) -> BufferLives:
     ends = 2.0 * operations[np.append(begins[1:], len(opens)) - 1] + 1.0
     times = np.where(kept, -np.inf, 2.0 * operations)[begins]
     ends = np.where(lasting[begins], np.inf, ends)
-    # weights that were gathered by one collective are freed together, but for those that are only
-    # copied to another order
+    lives = BufferLives(times, ends, buffers[begins], sizes[begins])
+    return _free_units_together(graph, lives)
+
+
+def _free_units_together(graph: Graph, lives: BufferLives) -> BufferLives:
+    """The same lives, where weights that were gathered by one collective are freed together, but for
+    those that are only copied to another order."""
     names = np.array([label.name for label in graph.labels])
     unpacked = np.flatnonzero(names == "split_with_sizes_copy")
-    if len(unpacked):
-        last = np.full(len(graph), -1.0)
-        copied = np.isin(ends, 2.0 * np.flatnonzero(names == "cat") + 1.0)
-        of_unit = np.isin(times, 2.0 * unpacked) & ~copied
-        units = (times[of_unit] / 2.0).astype(int)
-        np.maximum.at(last, units, ends[of_unit])
-        ends[of_unit] = last[units]
-    return BufferLives(times, ends, buffers[begins], sizes[begins])
+    if not len(unpacked):
+        return lives
+    copied = np.isin(lives.ends, 2.0 * np.flatnonzero(names == "cat") + 1.0)
+    of_unit = np.isin(lives.begins, 2.0 * unpacked) & ~copied
+    units = (lives.begins[of_unit] / 2.0).astype(int)
+    last = np.full(len(graph), -1.0)
+    np.maximum.at(last, units, lives.ends[of_unit])
+    ends = lives.ends.copy()
+    ends[of_unit] = last[units]
+    return lives._replace(ends=ends)
 
 
 def _find_streams(graph: Graph, count: int) -> np.ndarray:
@@ -293,8 +300,9 @@ def _find_streams(graph: Graph, count: int) -> np.ndarray:
         return buffers[(names[operations] == name) & (writes == written)]
 
     gathered = find_buffers("all_gather_copy_in", written=True)
-    streams[find_buffers("_foreach_copy_", written=True)] = len(gathered) > 0
-    streams[gathered] = 1
+    if len(gathered):
+        streams[find_buffers("_foreach_copy_", written=True)] = 1
+        streams[gathered] = 1
     packed = find_buffers("chunk_cat", written=True)
     reduced = find_buffers("reduce_scatter", written=True)
     if len(packed):
@@ -403,7 +411,8 @@ def list_changes(graph: Graph, platform: Platform) -> StreamChanges:
     part = _sort_buffers(graph, int(buffers.max(initial=0)) + 1)
     captured = len(graph.allocations) > 0 and graph.execution != "compiled"
     constant = np.zeros(len(PARTS))
-    constant[_AT["workspace"]] = WORKSPACE * on_device
+    if on_device:
+        constant[_AT["workspace"]] = WORKSPACE
     if captured:
         streams = [_place_allocations(graph, len(part))]
         return StreamChanges(part, streams, constant, has_earlier_gradients=True)
@@ -467,18 +476,23 @@ def _list_peaks_of(lives: BufferLives, kinds: np.ndarray, sizes: Array) -> Array
     held[np.arange(len(shares)), kinds[events.buffer]] = shares
     rest = np.cumsum(held, axis=0)[(shares > 0) & (np.append(shares[1:], -1.0) < 0)]
     moves = (rest != rest[:1]).any(axis=0)
-    whole, rest = rest, rest[:, moves]
-    found, left, totals = list[int](), np.arange(len(rest)), rest @ sizes[moves]
+    moving = rest[:, moves]
+    totals = moving @ sizes[moves]
+    fullest = list[int]()
+    left = np.arange(len(rest))
     while len(left):
-        found.append(left[np.argmax(totals[left])])
-        left = left[(rest[left] > rest[found[-1]]).any(axis=1)]  # the others are never fuller
-    peaks, ends = rest[sorted(found)], np.ones(len(found), dtype=bool)
+        fullest.append(left[np.argmax(totals[left])])
+        # the others are never fuller
+        left = left[(moving[left] > moving[fullest[-1]]).any(axis=1)]
+    in_order = sorted(fullest)
+    peaks = moving[in_order]
+    ends = np.ones(len(peaks), dtype=bool)
     # of moments on a line, as in layer after layer, one of the ends is
     for apart in range(1, (len(peaks) + 1) // 2):
         ends[apart:-apart] &= (
             2.0 * peaks[apart:-apart] > peaks[: -2 * apart] + peaks[2 * apart :]
         ).any(axis=1)
-    return whole[sorted(found)][ends]
+    return rest[in_order][ends]
 
 
 def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable]) -> list[Any]:
@@ -527,7 +541,8 @@ def _measure(graph: Graph, platform: Platform) -> Memory:
     on_device = platform.device.kind != "cpu"
     if graph.held is not None:
         parts = dict.fromkeys(PARTS, 0.0) | graph.held._asdict()
-        parts["workspace"] += WORKSPACE * on_device
+        if on_device:
+            parts["workspace"] += WORKSPACE
         return _make_memory(graph, parts, platform)
     changes = list_changes(graph, platform)
     held = changes.constant

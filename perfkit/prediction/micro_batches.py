@@ -169,14 +169,7 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
     wide = 4 if model.mixed else itemsize
     summed = ITEMSIZE.get(model.reduce_dtype, wide)
     column = itemsize * s.micro_batch * model.sequence / s.cp
-    # the mean of keys and values, and of queries and outputs
-    head_width = (model.width_of_head + model.width_of_values) / 2
-    kv_heads = np.ceil((model.kv_heads or model.heads) / s.tp)
-    keys = column * head_width * kv_heads
-    # heads that are fewer than the ranks that exchange them are repeated
-    exchanging = s.ranks_sharing_heads / s.tp
-    swapped_keys = column * head_width * np.maximum(kv_heads, exchanging)
-    queries = column * (head_width * model.heads / s.tp)
+    heads = _size_heads(model, s, column)
     has_experts = model.experts > 0
     matrices = 3 if model.gated else 2
     inner = np.ceil(model.width_of_expert / s.ranks_of_expert)
@@ -203,8 +196,8 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
         summed=summed,
         column=column,
         between=column * model.hidden / s.rows,
-        keys=keys,
-        swapped=(queries + swapped_keys) / 2.0,
+        keys=heads.keys,
+        swapped=heads.swapped,
         tokens=tokens,
         routed=tokens * model.routed * load,
         load=load,
@@ -218,6 +211,26 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
         reordered=np.where(copied_again, experts, 0.0),
         reorders=np.where(copied_again, 1.0 * matrices, 0.0),
     )
+
+
+class _HeadSizes(NamedTuple):
+    """Heads of the micro-batch of a rank: the mean of its keys and values, and the mean of these and
+    of queries as ranks exchange them, see `Sizes` [B]."""
+
+    keys: Array
+    swapped: Array
+
+
+def _size_heads(model: Transformer, s: Strategy, column: Array) -> _HeadSizes:
+    """Sizes of heads, with `column` bytes for one number of each token."""
+    # the mean of keys and values, and of queries and outputs
+    head_width = (model.width_of_head + model.width_of_values) / 2
+    kv_heads = np.ceil((model.kv_heads or model.heads) / s.tp)
+    # heads that are fewer than the ranks that exchange them are repeated
+    exchanging = s.ranks_sharing_heads / s.tp
+    swapped_keys = column * head_width * np.maximum(kv_heads, exchanging)
+    queries = column * (head_width * model.heads / s.tp)
+    return _HeadSizes(keys=column * head_width * kv_heads, swapped=(queries + swapped_keys) / 2.0)
 
 
 def find_loads(model: Transformer, s: Strategy) -> Array:
@@ -605,6 +618,31 @@ def count_words(model: Transformer, s: Strategy) -> Array:
         return np.asarray(1.0 * model.classes)
     multiple = model.vocabulary_multiple
     return np.asarray(multiple * np.ceil(model.vocabulary / (multiple * s.tp)))
+
+
+def count_shards(weights: Any, experts: Any, *, owners: Any, sharers: Any) -> Any:
+    """Count the weights that a rank holds of those that ranks share; experts have fewer ranks.
+
+    Parameters
+    ----------
+    weights : float or array
+        All of these weights, or 1 for the share of them that a rank holds [-].
+    experts : float or array
+        Those that belong to experts, or their share of them [-].
+    owners, sharers : int or array
+        Ranks that share weights outside of experts, and those of experts [-].
+
+    Returns
+    -------
+    shards : same kind as `weights`
+        Numbers of one rank, or their share [-].
+
+    Examples
+    --------
+    >>> count_shards(12.0, 4.0, owners=8, sharers=2)
+    3.0
+    """
+    return (weights - experts) / owners + experts / sharers
 
 
 def fuses_sums(model: Transformer, s: Strategy) -> Any:
@@ -1414,7 +1452,7 @@ def time_gradient_sums(times: MicroBatchTimes, s: Strategy, sizes: Sizes) -> ByR
     sums = np.where(s.buffers, 1.0, sums)
     casts = np.where(s.alone & (s.zero == 1), several / sizes.micro, 0.0)
     experts = sizes.experts / times.layer.weights
-    layer_shard = (1.0 - experts) / s.owners + experts / sizes.sharers
+    layer_shard = count_shards(1.0, experts, owners=s.owners, sharers=sizes.sharers)
     end_shard = 1.0 / s.owners
     trained_in_ends = np.maximum(times.embeddings.trained + times.head.trained, 1.0)
 

@@ -141,28 +141,36 @@ def size_offload(model: Transformer, s: Strategy, sizes: Sizes, platform: Platfo
     shape = np.shape(s.ranks)
     none = np.zeros(shape)
     if not np.any(s.offloads_optimizer | s.offloads_activations):
-        return OffloadSizes(none, none, none, none, none, none, none, none > 0)
+        return OffloadSizes(
+            fraction=none,
+            gradient=none,
+            late_gradient=none,
+            weight=none,
+            update=none,
+            shard=none,
+            activation=none,
+            in_turn=np.zeros(shape, dtype=bool),
+        )
     check_offload(model, s)
     memory = find_host_memory(platform)
     of_node = np.minimum(s.ranks, platform.network.ranks_per_node)
     of_link = np.minimum(memory.sharers, of_node)
     states = find_optimizer(model.optimizer).states
-    narrow = np.where(s.buffers, sizes.wide, sizes.itemsize)
     update = np.where(
-        np.less(narrow, sizes.wide),
-        host_update_bytes(1.0, states=states, wide=sizes.wide, narrow=sizes.itemsize),
+        s.buffers,
         host_update_bytes(1.0, states=states, wide=sizes.wide, narrow=sizes.wide),
+        host_update_bytes(1.0, states=states, wide=sizes.wide, narrow=sizes.itemsize),
     )
     fraction = np.where(s.offloads_optimizer, s.offload_fraction, 0.0)
-    gradient = np.where(s.buffers, sizes.summed, sizes.itemsize)
-    gradient = np.where(s.offloads_parameters, sizes.wide, gradient)
-    weight = np.where(s.buffers, sizes.wide, sizes.itemsize)
-    weight = np.where(s.offloads_parameters, 0.0, weight)
-    gradient = fraction * of_link * gradient
+    gradient_of_stage = np.where(s.buffers, sizes.summed, sizes.itemsize)
+    gradient = np.where(s.offloads_parameters, sizes.wide, gradient_of_stage)
+    all_gradients = fraction * of_link * gradient
+    weight_of_stage = np.where(s.buffers, sizes.wide, sizes.itemsize)
+    weight = np.where(s.offloads_parameters, 0.0, weight_of_stage)
     return OffloadSizes(
         fraction=fraction,
-        gradient=np.where(s.buffers, 0.0, gradient),
-        late_gradient=np.where(s.buffers, gradient, 0.0),
+        gradient=np.where(s.buffers, 0.0, all_gradients),
+        late_gradient=np.where(s.buffers, all_gradients, 0.0),
         weight=fraction * of_link * weight,
         update=fraction * _count_sharers(s, of_node, memory.bandwidth.value) * update,
         shard=of_link * np.where(s.offloads_parameters, sizes.wide, 0.0),

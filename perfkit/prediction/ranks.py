@@ -506,7 +506,10 @@ def _choose_group_cost(
         most = min(most, 2)
         if count > 2 and nodes > 1:  # a ring is as slow as its step to another node
             count, most = 2, 1
-        nodes = 3 - most
+        # both on one node, or each on its own
+        nodes = 1
+        if most == 1:
+            nodes = 2
         if not any(key.startswith(operation) for key in platform.collectives):
             if platform.network.algorithms:
                 network = replace(platform.network, algorithms={})
@@ -572,10 +575,12 @@ def _list_messages(group: RankGroup, times: Array) -> Iterator[tuple[_MessageKin
     nbytes = np.maximum(graph.features.nbytes[positions] / shares, 1.0)
     communicators = graph.features.group[positions].astype(int).tolist()
     kinds: dict[tuple[str, int], int] = {}
-    kind_of_collective = [
-        kinds.setdefault((graph.labels[position].name, communicator), len(kinds))
-        for position, communicator in zip(positions.tolist(), communicators, strict=True)
-    ]
+    kind_of_collective = []
+    for position, communicator in zip(positions.tolist(), communicators, strict=True):
+        key = (graph.labels[position].name, communicator)
+        if key not in kinds:
+            kinds[key] = len(kinds)
+        kind_of_collective.append(kinds[key])
     kind_numbers = np.array(kind_of_collective, dtype=int)
     for (operation, communicator), kind in kinds.items():
         numbers = np.flatnonzero(kind_numbers == kind)

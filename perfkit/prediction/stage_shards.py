@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfkit.prediction.micro_batches import ON_SHARDS
+from perfkit.prediction.micro_batches import ON_SHARDS, count_shards
 from perfkit.prediction.stage_blocks import KindOfPass
 from perfkit.workloads.columns import HostCalls
 
@@ -42,7 +42,8 @@ class UnitRows:
         self.shard = 1.0 / kind.owners
         if self.name == "layers" and kind.s.shares_experts:
             experts = float(self.sizes.experts) / weights["layers"]
-            self.shard = (1.0 - experts) / kind.owners + experts / float(self.sizes.sharers)
+            sharers = float(self.sizes.sharers)
+            self.shard = count_shards(1.0, experts, owners=kind.owners, sharers=sharers)
 
     def list_ahead(self, phase: str) -> list[int]:
         """Rows of the copies ahead of a message that gathers the weights. In the backward pass they are

@@ -15,7 +15,7 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.models.partitions import find_schedules, list_steps
 from perfkit.models.v_schedules import Step, find_place, find_position
 from perfkit.platform.platform import Platform
-from perfkit.prediction.micro_batches import PAIRS, record_micro_batch
+from perfkit.prediction.micro_batches import PAIRS, count_shards, record_micro_batch
 from perfkit.prediction.offload import note_offload, size_offload
 from perfkit.prediction.ranks import resolve_workload
 from perfkit.prediction.stage_blocks import Communicator, KindOfPass
@@ -310,7 +310,8 @@ class _StageMaker:
     def count_shard(self, unit: Unit) -> float:
         """Numbers of a unit that this rank updates [-]."""
         experts = self.count_experts(unit)
-        return (self.count_weights(unit) - experts) / self.owners + experts / self.sharers
+        weights = self.count_weights(unit)
+        return float(count_shards(weights, experts, owners=self.owners, sharers=self.sharers))
 
     def offload_gradients(self, program: Program, unit: Unit) -> list[int]:
         """Copy reduced gradients of a unit to the host, behind their reduction; return the number of
@@ -440,7 +441,9 @@ class _StageMaker:
                 program.wait(program.before_pass.pop(step, []))
             for step in group:
                 self.run_pass(program, step, units_of_chunks[step.chunk])
-            sent = [message for step in group for message in self.send(program, step, stage)]
+            sent: list[int] = []
+            for step in group:
+                sent += self.send(program, step, stage)
             if group[-1].micro < self.micro_batches - 1:
                 self.end_micro_batch(program)
             if after and not receives_ahead:
@@ -474,7 +477,7 @@ class _StageMaker:
         if self.s.zero:  # experts are shared with fewer others
             of_layers = [self.find_kind(unit) for unit in units if unit.region == "layers"]
             experts = sum(float(kind.sizes.experts) for kind in of_layers) / weights
-            share *= (1.0 - experts) / self.owners + experts / self.sharers
+            share *= count_shards(1.0, experts, owners=self.owners, sharers=self.sharers)
         on_host = self.update_on_host(program, units)
         on_device = share * (1.0 - float(self.offload.fraction))
         if find_optimizer(self.model.optimizer).by_shape:
@@ -503,10 +506,13 @@ class _StageMaker:
                 f"optimizer is {self.model.optimizer!r} in {self.micro_batches} micro-batches, which are "
                 "too many for the graph of the model; take a larger micro_batch, or pk.explore"
             )
-        of_layer, of_ends = list[int](), list[int]()
+        of_layer: list[int] = []
+        of_ends: list[int] = []
         for row in self.updates:
-            updates = of_layer if self.table.labels[row].module == "update.layers" else of_ends
-            updates.append(row)
+            if self.table.labels[row].module == "update.layers":
+                of_layer.append(row)
+            else:
+                of_ends.append(row)
         for unit in units:
             if unit.region == "layers":
                 program.run(self.table.make_block(of_layer), unit.layer)
@@ -778,6 +784,17 @@ class _StageMaker:
             communicators.append(tuple(range(0, ranks * apart, apart)))
         return tuple(communicators)
 
+    def list_groups(
+        self, rank: int, communicators: Sequence[tuple[int, ...]]
+    ) -> tuple[tuple[int, ...], ...]:
+        """Ranks of all communicators of a rank: those of the first rank, see `list_communicators`, then
+        those of borders between stages, and those of the rank and its host."""
+        groups = list(communicators)
+        for pair in _list_neighbours(rank, self.s):
+            groups += [pair for _ in range(count_ways(self.s))]
+        groups += [(rank,) for _ in range(_HOST_GROUPS)]
+        return tuple(groups)
+
     def count_operations(self) -> int:
         """Operations of both passes of all layers, in all micro-batches [-]."""
         operations = 0
@@ -1008,7 +1025,7 @@ def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
     if max(shared) > 1 or not (shards_of_all and ordinary and s.overlap):
         return None
     most_passes = MOST_PASSES
-    if s.is_partial or s.groups_layers:  # each layer is recorded
+    if s.runs_plain_layers:  # each layer is recorded
         most_passes = MOST_RECORDED
     if micro_batches * model.layers > most_passes or (model.reduce_dtype and not s.zero):
         return None
@@ -1063,11 +1080,7 @@ def make_stages(
     ranks = int(strategy.ranks)
     check_device(platform)
     stated = state_replicas(model, s)
-    software = stack
-    if software is None:
-        [usual] = name_usual_stacks(model, strategy, execution)
-        software = STACKS[usual]
-    pads_products = software.pads_products
+    pads_products = _find_software(model, strategy, execution, stack).pads_products
     of_megatron = stack is not None and stack.memory == "megatron" and not s.replicated
     graphs: list[Graph] = []
     if stated is not None:
@@ -1099,12 +1112,18 @@ def make_stages(
         if on_host:
             graph = replace(made, on_host=on_host, notes=(*made.notes, *notes))
         for rank in range(stage * ranks_of_stage, (stage + 1) * ranks_of_stage):
-            groups = list(communicators)
-            for pair in _list_neighbours(rank, s):
-                groups += [pair for _ in range(count_ways(s))]
-            groups += [(rank,)] * _HOST_GROUPS
-            graphs.append(graph.with_groups(tuple(groups)))
+            graphs.append(graph.with_groups(maker.list_groups(rank, communicators)))
     return graphs
+
+
+def _find_software(
+    model: Transformer, strategy: Strategy, execution: str | None, stack: Stack | None
+) -> Stack:
+    """The software of a strategy, the usual one if none is stated."""
+    if stack is not None:
+        return stack
+    [usual] = name_usual_stacks(model, strategy, execution)
+    return STACKS[usual]
 
 
 def find_stages(

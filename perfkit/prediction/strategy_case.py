@@ -23,6 +23,7 @@ from perfkit.prediction.micro_batches import (
     add_casts_once,
     add_gradient_sums,
     compute_attention_again,
+    count_shards,
     fuses_sums,
     gathers_fp8,
     keeps_fp8,
@@ -296,7 +297,7 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     mix = mix_layers(model, [layer.priced for layer in layers], s)
     s, sizes, times = mix.s, mix.sizes, mix.times
     running, saved_again = times, times.layer.saved
-    if np.any(s.is_partial | s.groups_layers):
+    if np.any(s.runs_plain_layers):
         # `check_checkpoints_of` refuses several kinds
         [layer] = layers
         running, saved_again = layer.plain, layer.again.layer.saved
@@ -352,7 +353,7 @@ def _price_layer(
     sizes = size_micro_batch(kind.model, s)
     again = price_micro_batches(kind.model, messages, s, execution, pads_products)
     plain, mean = again, again
-    if np.any(s.is_partial | s.groups_layers):
+    if np.any(s.runs_plain_layers):
         plain = price_micro_batches(
             kind.model, messages, _compute_nothing_again(s), execution, pads_products
         )
@@ -401,9 +402,8 @@ def check_checkpoints_of(model: Transformer, strategies: Strategy) -> None:
             f"checkpoint_group is {show(strategies.checkpoint_group)} and layers of the model are of several "
             "kinds, of which nothing says how many share a group; leave checkpoint_group out"
         )
-    if np.any(strategies.settle_checkpoints(model.all_layers).is_partial) and has_unlike_layers(
-        model
-    ):
+    are_partial = np.any(strategies.settle_checkpoints(model.all_layers).is_partial)
+    if are_partial and has_unlike_layers(model):
         raise ValueError(
             f"checkpoint_layers is {show(strategies.checkpoint_layers)} and layers of the model are of "
             "several kinds, of which nothing says how many go with some; leave checkpoint_layers out"
@@ -431,8 +431,23 @@ def share_recomputed(s: Strategy, layers: Array) -> Array:
 
 def _compute_nothing_again(s: Strategy) -> Strategy:
     """The same strategies, of whose layers those that are not computed again stand for all."""
-    names = np.where(s.is_partial | s.groups_layers, "none", s.checkpoint)
-    return replace(s, checkpoint=names, checkpoint_layers=EVERY_LAYER, checkpoint_group=1)
+    return replace(s, checkpoint=name_running(s), checkpoint_layers=EVERY_LAYER, checkpoint_group=1)
+
+
+def name_running(s: Strategy) -> np.ndarray:
+    """Name the checkpoints of the last layer of a chunk while it runs.
+
+    Parameters
+    ----------
+    s : Strategy
+        Each field an array.
+
+    Returns
+    -------
+    names : array of str
+        ``none`` where it runs plain, see `Strategy.runs_plain_layers`.
+    """
+    return np.where(s.runs_plain_layers, "none", s.checkpoint)
 
 
 def count_groups_of_layers(s: Strategy, layers: Array) -> Array:
@@ -525,7 +540,10 @@ def _find_levels(
     """Find the level of the software of each strategy."""
     ranks = np.atleast_1d(s.ranks)
     numbers: dict[Stack, int] = {}
-    of_strategy = np.array([numbers.setdefault(stack, len(numbers)) for stack in stacks])
+    for stack in stacks:
+        if stack not in numbers:
+            numbers[stack] = len(numbers)
+    of_strategy = np.array([numbers[stack] for stack in stacks])
     of_strategy = np.broadcast_to(of_strategy, len(ranks))
     scales = np.ones(len(ranks))
     spreads = np.full(len(ranks), np.nan)
@@ -786,7 +804,7 @@ def count_updated(case: Case) -> Array:
     head = np.where(case.holds_both_ends, times.head.trained, 0.0)
     weights = case.stage_layers.first * times.layer.trained + times.embeddings.trained + head
     experts = case.stage_layers.first * sizes.experts
-    shards = (weights - experts) / s.owners + experts / sizes.sharers
+    shards = count_shards(weights, experts, owners=s.owners, sharers=sizes.sharers)
     return np.asarray(np.where(s.zero > 0, shards, weights))
 
 
@@ -806,4 +824,5 @@ def average_owners(case: Case, layers: Array, weights: Array) -> Array:
         Ranks [-].
     """
     experts = layers * case.sizes.experts / weights
-    return np.asarray(1.0 / ((1.0 - experts) / case.s.owners + experts / case.sizes.sharers))
+    shard = count_shards(1.0, experts, owners=case.s.owners, sharers=case.sizes.sharers)
+    return np.asarray(1.0 / shard)

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.prediction.cost import join_host
-from perfkit.prediction.micro_batches import MessageCopies, PassWork
+from perfkit.prediction.micro_batches import MessageCopies, PassWork, count_shards
 from perfkit.prediction.strategy_case import Case
 from perfkit.prediction.strategy_records import SMALLEST_TIME, Work
 
@@ -111,7 +111,7 @@ def time_shard_copies(case: Case) -> ShardCopies:
     """
     s, times, sizes = case.s, case.times, case.sizes
     experts = sizes.experts / times.layer.weights
-    layer_shard = (1.0 - experts) / s.owners + experts / sizes.sharers
+    layer_shard = count_shards(1.0, experts, owners=s.owners, sharers=sizes.sharers)
     all_ends = np.maximum(times.embeddings.weights + times.head.weights, 1.0)
     ends_of_stage = (case.weights - case.layers * times.layer.weights) / all_ends
     reorder = sizes.reorders * times.reorder.fixed + sizes.reordered * times.reorder.each

@@ -16,6 +16,7 @@ from perfkit.prediction.strategy_case import (
     Case,
     average_owners,
     count_groups_of_layers,
+    name_running,
     share_recomputed,
 )
 from perfkit.prediction.strategy_offload import move_held
@@ -193,7 +194,7 @@ def count_groups(case: Case) -> Array:
     s, has_experts = case.s, case.has_experts
     several = [s.tp > 1, s.cp > 1, s.pp > 1, s.owners > 1, s.dp * s.cp > s.owners]
     several += [has_experts, has_experts & (case.sizes.sharers > 1)]
-    return np.asarray(sum(1.0 * are_several for are_several in several))
+    return np.asarray(sum(np.where(are_several, 1.0, 0.0) for are_several in several))
 
 
 def _find_software(case: Case) -> _Software:
@@ -219,35 +220,34 @@ def _list_stages(case: Case) -> tuple[_Stage, _Stage, _Stage]:
         copy = copy + count_words(case.model, s) * case.model.hidden
     trained_copy = np.where(case.model.lora_rank > 0, 0.0, copy)
     none = np.zeros(case.count, dtype=bool)
-    return (
-        _make_stage(
-            case,
-            number=0,
-            layers=layers.first,
-            ends=embeddings.weights + np.where(holds_both, head.weights, 0.0),
-            trained_ends=embeddings.trained + np.where(holds_both, head.trained, 0.0),
-            exists=~none,
-            has_head=holds_both,
-        ),
-        _make_stage(
-            case,
-            number=1,
-            layers=layers.inner,
-            ends=np.zeros(case.count),
-            trained_ends=np.zeros(case.count),
-            exists=np.asarray(s.pp > 2),
-            has_head=none,
-        ),
-        _make_stage(
-            case,
-            number=s.pp - 1,
-            layers=layers.last,
-            ends=np.where(holds_both, 0.0, head.weights + copy),
-            trained_ends=np.where(holds_both, 0.0, head.trained + trained_copy),
-            exists=~is_single,
-            has_head=~holds_both,
-        ),
+    first = _make_stage(
+        case,
+        number=0,
+        layers=layers.first,
+        ends=embeddings.weights + np.where(holds_both, head.weights, 0.0),
+        trained_ends=embeddings.trained + np.where(holds_both, head.trained, 0.0),
+        exists=~none,
+        has_head=holds_both,
     )
+    second = _make_stage(
+        case,
+        number=1,
+        layers=layers.inner,
+        ends=np.zeros(case.count),
+        trained_ends=np.zeros(case.count),
+        exists=np.asarray(s.pp > 2),
+        has_head=none,
+    )
+    last = _make_stage(
+        case,
+        number=s.pp - 1,
+        layers=layers.last,
+        ends=np.where(holds_both, 0.0, head.weights + copy),
+        trained_ends=np.where(holds_both, 0.0, head.trained + trained_copy),
+        exists=~is_single,
+        has_head=~holds_both,
+    )
+    return first, second, last
 
 
 def _make_stage(
@@ -472,8 +472,7 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
     gradient comes from two products; Megatron-LM holds one input and its gradient.
     """
     model, s, sizes, times = case.model, case.s, case.sizes, case.running
-    running = np.where(s.is_partial | s.groups_layers, "none", s.checkpoint)
-    kept_by_running = _keep_by_layer(case, software, running, times.layer.saved)
+    kept_by_running = _keep_by_layer(case, software, name_running(s), times.layer.saved)
     kept_again = _keep_by_layer(case, software, np.asarray(s.checkpoint), case.saved_again)
     share = share_recomputed(s, stage.layers)
     kept = np.where(s.is_partial, share * kept_again + (1.0 - share) * kept_by_running, kept_again)

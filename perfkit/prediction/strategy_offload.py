@@ -9,6 +9,7 @@ from perfkit.ground.units import Array
 from perfkit.models.offload import FROM_HOST, HOST_UPDATE, TO_HOST
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.host_costs import find_host_cost
+from perfkit.prediction.micro_batches import count_shards
 from perfkit.prediction.replicas import UnitMessages
 from perfkit.prediction.strategy_case import Case, average_owners
 from perfkit.prediction.strategy_hosts import Rounds
@@ -62,7 +63,7 @@ def _copy_shards(case: Case, operation: str, bytes_of_number: Array) -> UnitMess
     weights = case.times.list_by_region(lambda region: region.weights)
     cost = find_host_cost(case.platform, operation)
     experts = np.where(case.has_experts, sizes.experts, 0.0)
-    layer = (weights.layer - experts) / s.owners + experts / sizes.sharers
+    layer = count_shards(weights.layer, experts, owners=s.owners, sharers=sizes.sharers)
     embeddings, head = weights.embeddings / s.owners, weights.head / s.owners
     # replicas of the whole model send both ends in one message
     together = case.shards_alone

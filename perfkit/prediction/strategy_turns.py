@@ -12,7 +12,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.stage_replicas import Exchange, add_to_all_chunks
 from perfkit.prediction.strategy_case import Case, make_case
 from perfkit.prediction.strategy_passes import add_leading_context
-from perfkit.workloads.layer_kinds import list_kinds
+from perfkit.workloads.layer_kinds import LayerKind, list_kinds
 from perfkit.workloads.stack import StackedWork
 
 
@@ -128,12 +128,7 @@ def time_turns(
     for kind in kinds:
         case = make_case(platform, some._replace(workload=kind.model))
         of_kind.append(list_exchange_of(add_leading_context(case)))
-    kind_of_layer = {}
-    for number, kind in enumerate(kinds):
-        for layer in kind.layers:
-            kind_of_layer[layer] = number
-    in_order = [kind_of_layer[layer] for layer in range(model.all_layers)]
-    counts = count_neighbours(in_order)
+    counts = count_neighbours(_number_kinds(kinds, model.all_layers))
     forward = np.zeros(len(chosen))
     backward = [np.zeros(len(chosen)) for _ in range(3)]
     for neighbours, count in counts.items():
@@ -151,6 +146,15 @@ def time_turns(
             backward[way] = backward[way] + share * add_to_all_chunks(messages, stage).landed
     longest = np.maximum.reduce(backward)
     return np.asarray(of_kind[0].micro * (forward + longest))
+
+
+def _number_kinds(kinds: Sequence[LayerKind], all_layers: int) -> list[int]:
+    """Number of the kind of each layer, in the order of the model."""
+    kind_of_layer = {}
+    for number, kind in enumerate(kinds):
+        for layer in kind.layers:
+            kind_of_layer[layer] = number
+    return [kind_of_layer[layer] for layer in range(all_layers)]
 
 
 def _list_ways(exchange: Exchange) -> tuple[Exchange, Exchange, Exchange]:

@@ -499,6 +499,12 @@ class Strategy:
         return np.less(self.checkpoint_layers, EVERY_LAYER)
 
     @property
+    def runs_plain_layers(self) -> Any:
+        """Whether some layers run as if nothing were computed again: those beyond `checkpoint_layers`,
+        and those of a group, which keep all while they run."""
+        return self.is_partial | self.groups_layers
+
+    @property
     def puts_off_weights(self) -> Any:
         """Whether gradients of weights are put off; no other stage waits for those of a single one."""
         return np.greater(self.pp, 1) & find_schedules(self.schedule).puts_off_weights
