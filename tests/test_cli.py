@@ -604,8 +604,9 @@ SMALL_LLAMA = "predict --model llama-3.2-1b --sequence 1024 --batch 8 --dtype bf
 
 
 def test_adapters_of_the_command_line_are_those_of_python(capsys: Any) -> None:
-    words = "--platform h100-sxm-8 --lora-rank 16 --lora-modules q_proj,v_proj --checkpoint"
-    assert main(f"{SMALL_LLAMA} {words} --checkpoint-layers 6".split()) == 0
+    words = "--platform h100-sxm-8 --lora-rank 16 --checkpoint --checkpoint-layers 6"
+    modules = ["--lora-modules", "q_proj, v_proj"]
+    assert main([*SMALL_LLAMA.split(), *words.split(), *modules]) == 0
     time = json.loads(capsys.readouterr().out)["time_s"]
     model = perfkit.Transformer.preset(
         "llama-3.2-1b",
@@ -642,6 +643,21 @@ def test_a_configuration_of_the_hub_is_a_model(capsys: Any) -> None:
         assert main(words.split()) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["workload"] == "llama, batch 2, sequence 128"
+
+    Path("gpt2").mkdir()
+    Path("config.json").rename("gpt2/config.json")
+    for model, workload in (("gpt2", "gpt2"), ("./gpt2", "llama")):
+        words = f"predict --model {model} --platform h100-sxm-8 --batch 2 --sequence 128 --json -"
+        assert main(words.split()) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["workload"] == f"{workload}, batch 2, sequence 128", "a preset is no folder"
+
+
+def test_a_name_of_the_hub_is_told_how_to_download_it(capsys: Any) -> None:
+    words = "predict --model meta-llama/Llama-3.1-8B --platform h100-sxm-8"
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert "`hf download meta-llama/Llama-3.1-8B config.json --local-dir Llama-3.1-8B`" in said
 
 
 def test_explore_names_the_strategy_that_python_finds(capsys: Any) -> None:

@@ -70,7 +70,7 @@ def test_a_batch_counts_images() -> None:
         ({"image": 230}, "image is 230; it must be a multiple of patch, 16"),
         ({"classes": 0}, "classes is 0 and patch 16"),
         ({"sequence": 196}, "sequence is 196 and positions 197"),
-        ({"sequence": 199, "positions": 199}, "the patches of a square image and one"),
+        ({"positions": 577}, "positions is 577 and image 224, which has 197; leave positions out"),
         ({"experts": 4}, "experts is 4 with patch 16; .* take Transformer.vit"),
         ({"rotary": True}, "rotary is True with patch 16"),
         ({"lora_rank": 8}, "lora_rank is 8 with patch 16"),
@@ -81,6 +81,11 @@ def test_a_batch_counts_images() -> None:
 def test_what_nobody_checked_with_images_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pk.Transformer.vit("vit-b16", **changes)
+
+
+def test_an_image_is_square() -> None:
+    with pytest.raises(ValueError, match="the patches of a square image and one"):
+        pk.Transformer.preset("vit-b16", sequence=199, positions=199)
 
 
 def test_classes_are_those_of_images() -> None:

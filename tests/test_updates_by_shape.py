@@ -260,9 +260,12 @@ def test_ranks_that_share_weights_or_states_are_refused(name: str) -> None:
         lambda: pk.DLRM(optimizer=name, embedding="exact"),
         lambda: find_optimizer(name).update_bytes(10),
         lambda: find_optimizer(name).kept_bytes(4.0),
+        lambda: find_optimizer(name).row_state_bytes(64.0, 32.0),
     ):
         with pytest.raises(ValueError, match=f"{name!r}"):
             take()
+    with pytest.raises(ValueError, match="operations of the optimizer .* depend on the shape"):
+        find_optimizer(name).operations("for_each")
 
 
 def test_hosts_that_read_norms_refuse_cuda_graphs_and_stages() -> None:

@@ -10,7 +10,7 @@ import click
 import perfkit as pk
 from perfkit.commands.options import NUMBER, WHOLE, keep_given, refuse_given
 from perfkit.commands.presets import build_workload
-from perfkit.workloads import dlrm
+from perfkit.workloads import dlrm, transformer
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
@@ -196,11 +196,19 @@ def build_model(given: Mapping[str, Any], **changes: Any) -> DLRM | Transformer:
         return build_workload(name, **of_model)
     modules = of_transformer.get("lora_modules")
     if modules is not None and "," in modules:
-        of_transformer["lora_modules"] = modules.split(",")
+        of_transformer["lora_modules"] = [module.strip() for module in modules.split(",")]
     fields = {**of_model, **of_transformer, **changes}
-    if name.endswith(".json") or Path(name).is_dir():
+    if _is_path(name):
         return pk.Transformer.from_config(name, **fields)
     return build_workload(name, **fields)
+
+
+def _is_path(name: str) -> bool:
+    """Whether a model is read from a file or its folder. A preset is that of its name, whatever lies in
+    the working folder; names of the Hub have a slash, as paths."""
+    if name in transformer.PRESETS:
+        return False
+    return "/" in name or name.endswith(".json") or Path(name).is_dir()
 
 
 def _add(function: _Function, settings: Sequence[Setting]) -> _Function:

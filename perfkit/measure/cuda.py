@@ -97,6 +97,8 @@ def multiply_in(dtype: str) -> Iterator[None]:
     own = [
         (matmul, matmul.fp32_precision) for matmul in matmuls if hasattr(matmul, "fp32_precision")
     ]
+    for matmul, _ in own:  # PyTorch refuses to read its older setting where these say otherwise
+        matmul.fp32_precision = "ieee"
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     try:

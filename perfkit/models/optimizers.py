@@ -166,7 +166,8 @@ class Optimizer:
         Raises
         ------
         ValueError
-            For a form that it does not have.
+            For a form that it does not have, and for an optimizer whose operations depend on the shape
+            of a weight.
         """
         if form == "fused" and self.others:  # of the weights that it leaves to another one
             return OPTIMIZERS[self.others].operations(form)
@@ -175,6 +176,7 @@ class Optimizer:
                 f"fused is True with optimizer {self.name!r}, which has no kernel for all weights; "
                 "take fused=False"
             )
+        self._refuse_shapes("operations")
         check_choice(f"form of the optimizer {self.name!r}", form, self.forms)
         if form == "eager":
             return self.update
@@ -384,7 +386,13 @@ class Optimizer:
         -------
         nbytes : same kind as `row`
             Bytes that are read, and as many that are written [B].
+
+        Raises
+        ------
+        ValueError
+            For an optimizer that keeps other numbers for each shape.
         """
+        self._refuse_shapes("states of rows")
         return self.states * row + float(access) * self.states_per_row
 
 
