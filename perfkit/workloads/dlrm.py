@@ -318,7 +318,8 @@ class DLRM:
         if len(sizes_of_cross) != 2:
             wanted = "the number of layers and their rank, such as (3, 512)"
             raise ValueError(f"cross is {show(cross)}; it must be {wanted}")
-        cross_layers, rank = (check_positive("cross", size, integer=True) for size in cross)
+        cross_layers = check_positive("cross", cross[0], integer=True)
+        cross_rank = check_positive("cross", cross[1], integer=True)
         width = check_size("dim", choose("dim", dim))
         tables = _make_tables(
             choose("rows", rows),
@@ -342,7 +343,7 @@ class DLRM:
             dtype=dtype,
             optimizer=optimizer,
             interaction=interaction,
-            cross=(cross_layers, rank),
+            cross=(cross_layers, cross_rank),
             overlap=overlap,
             table_dtype=table_dtype,
             separate_exchange=separate_exchange,

@@ -958,63 +958,96 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         the shape of a weight replicas that share no states. Ranks do not share the tokens of images,
         which have a `patch`.
     """
+    spread = spread_chunks(model.all_layers, s)
+    keeps_states = np.equal(s.offload, "none")
+    is_replica = s.alone & keeps_states & np.equal(s.zero, 0)
+    shares_no_tokens = np.equal(s.cp * s.rows, 1)
+    return {
+        "heads": _find_heads_fit(model, s),
+        "sequence": model.sequence % (s.cp * s.rows) == 0,
+        "experts": _find_experts_fit(model, s),
+        "batch": _find_batch_fits(model, s),
+        "layers": _find_layers_fit(model, s, spread),
+        "dense_layers": _find_dense_layers_fit(model, s, spread),
+        # adapters were checked on replicas of a whole model alone
+        "lora_rank": s.alone & keeps_states | np.equal(model.lora_rank, 0),
+        "frozen_format": is_replica | (model.frozen_format == ""),
+        "optimizer": _find_optimizer_fits(model, s, is_replica),
+        "optimizer_in_backward": _find_hooks_fit(model, s),
+        "patch": shares_no_tokens | (model.patch == 0),
+    }
+
+
+def _find_heads_fit(model: Any, s: Strategy) -> Any:
+    """Find which strategies can share the heads of attention."""
     kv_heads = model.kv_heads or model.heads
     sharing = s.ranks_sharing_heads
     heads_fit = model.heads % sharing == 0
     kv_heads_fit = (kv_heads % s.tp == 0) | (s.tp % kv_heads == 0)
     # heads of keys that are fewer than ranks are repeated before they change places
-    kv_heads_fit = kv_heads_fit & ((kv_heads % sharing == 0) | (sharing % kv_heads == 0))
+    repeated_heads_fit = (kv_heads % sharing == 0) | (sharing % kv_heads == 0)
+    return heads_fit & kv_heads_fit & repeated_heads_fit
 
-    micro_batches = model.batch / (s.dp * s.micro_batch)
+
+def _find_experts_fit(model: Any, s: Strategy) -> Any:
+    """Find which strategies can share experts, or say nothing of those that a model does not have."""
+    if not model.experts:
+        return np.logical_not(_find_experts_stated(s))
+    return (s.ep == 1) | (model.experts % s.ep == 0)
+
+
+def _count_micro_batches(model: Any, s: Strategy) -> Any:
+    """Count the micro-batches of a replica; a fraction where they do not divide its batch [-]."""
+    return model.batch / (s.dp * s.micro_batch)
+
+
+def _find_batch_fits(model: Any, s: Strategy) -> Any:
+    """Find which strategies divide the batch into as many micro-batches as their schedules need."""
+    micro_batches = _count_micro_batches(model, s)
     is_whole = np.equal(micro_batches % 1, 0)
     schedules = find_schedules(s.schedule)
-    interleaves = schedules.interleaves
     stages_divide = micro_batches % s.pp == 0
     are_enough = micro_batches >= schedules.least_batches * s.pp
+    return is_whole & (np.logical_not(schedules.interleaves) | stages_divide) & are_enough
 
-    # each chunk of stages whose layers are not stated needs one of the rest
+
+def _find_layers_fit(model: Any, s: Strategy, spread: LayerSpread) -> Any:
+    """Find which strategies have layers for all chunks: each chunk of stages whose layers are not
+    stated needs one of the rest."""
     stated = _find_stated_ends(s)
     stages = stated.other_stages
     rest = model.all_layers - s.first_layers - s.last_layers
     enough = np.where(stages > 0, rest >= stages * s.chunks, (stages == 0) & (rest == 0))
-    spread = spread_chunks(model.all_layers, s)
     first_fits = np.logical_not(stated.first) | (spread.first >= 0)
     last_fits = np.logical_not(stated.last) | (spread.last >= 0)
-    experts_fit = (s.ep == 1) | ((model.experts or 1) % s.ep == 0)
-    if not model.experts:  # nothing that is said of experts has an effect
-        experts_fit = np.logical_not(_find_experts_stated(s))
-    # first dense layers go with the embeddings on the first stage
+    return enough & first_fits & last_fits
+
+
+def _find_dense_layers_fit(model: Any, s: Strategy, spread: LayerSpread) -> Any:
+    """Find which strategies have all first dense layers, which go with the embeddings, on the first
+    stage."""
     of_first_chunk = spread.count_layers(s, 0, 0)
-    holds_dense = (model.dense_layers == 0) | np.equal(s.pp, 1)
-    holds_dense = holds_dense | (of_first_chunk > model.dense_layers)
-    # adapters were checked on replicas of a whole model alone
-    keeps_states = np.equal(s.offload, "none")
-    adapters_fit = s.alone & keeps_states | np.equal(model.lora_rank, 0)
-    # ranks that share a weight would have to gather it, or its sums; hosts that wait for numbers are
-    # known to the graph of the model alone
+    is_whole = (model.dense_layers == 0) | np.equal(s.pp, 1)
+    return is_whole | (of_first_chunk > model.dense_layers)
+
+
+def _find_optimizer_fits(model: Any, s: Strategy, is_replica: Any) -> Any:
+    """Find which strategies leave an optimizer the weights that it needs at once.
+
+    Ranks that share a weight would have to gather it, or its sums; hosts that wait for numbers are
+    known to the graph of the model alone.
+    """
     optimizer = find_optimizer(model.optimizer)
-    is_replica = s.alone & keeps_states & np.equal(s.zero, 0)
     is_own_graph = s.overlap & np.not_equal(s.checkpoint, "selective")
     knows_waits = is_own_graph | (not optimizer.host_waits)
-    optimizer_fits = is_replica & knows_waits | (not optimizer.by_shape)
-    # a weight is updated as soon as its gradient is complete
+    return is_replica & knows_waits | (not optimizer.by_shape)
+
+
+def _find_hooks_fit(model: Any, s: Strategy) -> Any:
+    """Find which strategies can update a weight as soon as its gradient is complete, if a model does."""
     is_whole_layer = np.isin(s.checkpoint, ("none", "full"))
-    is_single = np.equal(s.ranks, 1) & np.equal(micro_batches, 1) & is_whole_layer
-    hooks_fit = is_single & s.alone | (not model.optimizer_in_backward)
-    shares_no_tokens = np.equal(s.cp * s.rows, 1)
-    return {
-        "heads": heads_fit & kv_heads_fit,
-        "sequence": model.sequence % (s.cp * s.rows) == 0,
-        "experts": experts_fit,
-        "batch": is_whole & (np.logical_not(interleaves) | stages_divide) & are_enough,
-        "layers": enough & first_fits & last_fits,
-        "dense_layers": holds_dense,
-        "lora_rank": adapters_fit,
-        "frozen_format": is_replica | (model.frozen_format == ""),
-        "optimizer": optimizer_fits,
-        "optimizer_in_backward": hooks_fit,
-        "patch": shares_no_tokens | (model.patch == 0),
-    }
+    is_single = np.equal(s.ranks, 1) & np.equal(_count_micro_batches(model, s), 1)
+    return is_single & is_whole_layer & s.alone | (not model.optimizer_in_backward)
 
 
 def _find_experts_stated(s: Strategy) -> Any:

@@ -539,25 +539,24 @@ class Transformer:
             count = check_positive(key, getattr(self, key), integer=True, zero=True)
             set_fields(self, **{key: count})
         top_k = check_positive("top_k", self.top_k, integer=True, maximum=self.experts or 1)
+        for key, most in (
+            ("token_types", 2**20),
+            ("expert_interval", layers),
+            ("vocabulary_multiple", 2**20),
+            ("loss_chunks", 2**10),
+        ):
+            count = check_positive(key, getattr(self, key), integer=True, maximum=most)
+            set_fields(self, **{key: count})
+        capacity = check_positive("capacity", self.capacity, maximum=1e3)
+        dropout = check_positive("dropout", self.dropout, maximum=1.0, zero=True)
+        imbalance = _check_imbalance(self.imbalance, self.experts, top_k)
         set_fields(
             self,
             accumulate=accumulate,
             top_k=top_k,
-            token_types=check_positive(
-                "token_types", self.token_types, integer=True, maximum=2**20
-            ),
-            expert_interval=check_positive(
-                "expert_interval", self.expert_interval, integer=True, maximum=layers
-            ),
-            vocabulary_multiple=check_positive(
-                "vocabulary_multiple", self.vocabulary_multiple, integer=True, maximum=2**20
-            ),
-            loss_chunks=check_positive(
-                "loss_chunks", self.loss_chunks, integer=True, maximum=2**10
-            ),
-            capacity=check_positive("capacity", self.capacity, maximum=1e3),
-            dropout=check_positive("dropout", self.dropout, maximum=1.0, zero=True),
-            imbalance=_check_imbalance(self.imbalance, self.experts, top_k),
+            capacity=capacity,
+            dropout=dropout,
+            imbalance=imbalance,
             lora_modules=check_modules(self.lora_modules),
         )
 
@@ -917,7 +916,13 @@ class Transformer:
         _check_changes(changes)
         patch = changes.get("patch", PRESETS[preset]["patch"])
         tokens = count_image_tokens(image, patch)
-        return cls.preset(preset, batch=batch, **{"positions": tokens, **changes})
+        positions = changes.pop("positions", tokens)
+        if np.any(positions != tokens):
+            raise ValueError(
+                f"positions is {show(positions)} and image {image}, which has {tokens}; leave positions out, or "
+                "change image"
+            )
+        return cls.preset(preset, batch=batch, positions=tokens, **changes)
 
     @classmethod
     def preset(
@@ -1247,41 +1252,56 @@ def _check_adapters(model: Transformer) -> None:
         return
     # an error for a product that the model does not have
     adapted = list_adapted(model.lora_modules, gated=model.gated, joins_qkv=model.joins_qkv)
-    faults = {
-        "experts": (model.experts, 0),
-        "mixed": (model.mixed, False),
-        "fused_accumulation": (model.fused_accumulation, False),
-    }
-    for name, (value, only) in faults.items():
-        if value != only:
-            raise ValueError(
-                f"lora_rank is {model.lora_rank} and {name} is {value!r}; adapters are modelled with "
-                f"{name} {only!r} alone; take this, or leave lora_rank out"
-            )
-    for name in ("hidden", "heads", "vocabulary", "positions"):
-        if np.ndim(getattr(model, name)):
-            raise ValueError(
-                f"lora_rank is {model.lora_rank} and {name} is an array; with adapters only batch and "
-                f"sequence are arrays; take one {name}"
-            )
+    fault = f"lora_rank is {model.lora_rank}"
+    _refuse_changes(
+        model,
+        {"experts": 0, "mixed": False, "fused_accumulation": False},
+        fault=fault,
+        subject="adapters",
+        way_out="leave lora_rank out",
+    )
+    _refuse_arrays_of_widths(model, fault=fault, subject="adapters")
     for name in adapted:
         narrowest = min(_find_sides(model, name))
         if model.lora_rank > narrowest:
             raise ValueError(
-                f"lora_rank is {model.lora_rank} and the weight of {name} has {narrowest} rows or columns; a "
-                f"wider adapter says no more than the weight; take at most {narrowest}, or leave {name} out of "
-                "lora_modules"
+                f"{fault} and the weight of {name} has {narrowest} rows or columns; a wider adapter says no "
+                f"more than the weight; take at most {narrowest}, or leave {name} out of lora_modules"
             )
     if model.joined == "all":
         raise ValueError(
-            f"lora_rank is {model.lora_rank} and joined is 'all'; adapters of a product that is gate and "
-            "value in one are not modelled; take joined='attention'"
+            f"{fault} and joined is 'all'; adapters of a product that is gate and value in one are not "
+            "modelled; take joined='attention'"
         )
     if model.dtype == "fp8":
         raise ValueError(
-            f"lora_rank is {model.lora_rank} and dtype is 'fp8'; adapters are not modelled beside "
-            "products in fp8; take dtype='bf16'"
+            f"{fault} and dtype is 'fp8'; adapters are not modelled beside products in fp8; take "
+            "dtype='bf16'"
         )
+
+
+def _refuse_changes(
+    model: Transformer, wanted: dict[str, Any], *, fault: str, subject: str, way_out: str
+) -> None:
+    """Raise a ValueError for a field that differs from the only value with which a subject is
+    modelled."""
+    for name, only in wanted.items():
+        value = getattr(model, name)
+        if value != only:
+            raise ValueError(
+                f"{fault} and {name} is {value!r}; {subject} are modelled with {name} {only!r} alone; take "
+                f"this, or {way_out}"
+            )
+
+
+def _refuse_arrays_of_widths(model: Transformer, *, fault: str, subject: str) -> None:
+    """Raise a ValueError for several shapes of a weight at once."""
+    for name in ("hidden", "heads", "vocabulary", "positions"):
+        if np.ndim(getattr(model, name)):
+            raise ValueError(
+                f"{fault} and {name} is an array; with {subject} only batch and sequence are arrays; take "
+                f"one {name}"
+            )
 
 
 def _find_sides(model: Transformer, product: str) -> tuple[int, int]:
@@ -1306,23 +1326,15 @@ def _check_update_by_shape(model: Transformer) -> None:
     optimizer = find_optimizer(model.optimizer)
     if not optimizer.by_shape:
         return
-    faults = {
-        "optimizer_in_backward": (model.optimizer_in_backward, False),
-        "lora_rank": (model.lora_rank, 0),
-        "experts": (model.experts, 0),
-    }
-    for name, (value, only) in faults.items():
-        if value != only:
-            raise ValueError(
-                f"optimizer is {model.optimizer!r} and {name} is {value!r}; its updates are modelled with "
-                f"{name} {only!r} alone; take this, or optimizer='adamw'"
-            )
-    for name in ("hidden", "heads", "vocabulary", "positions"):
-        if np.ndim(getattr(model, name)):
-            raise ValueError(
-                f"optimizer is {model.optimizer!r} and {name} is an array; with updates by shape only batch "
-                f"and sequence are arrays; take one {name}"
-            )
+    fault = f"optimizer is {model.optimizer!r}"
+    _refuse_changes(
+        model,
+        {"optimizer_in_backward": False, "lora_rank": 0, "experts": 0},
+        fault=fault,
+        subject="its updates",
+        way_out="optimizer='adamw'",
+    )
+    _refuse_arrays_of_widths(model, fault=fault, subject="updates by shape")
     if model.optimizer == "muon" and model.dtype == "fp16" and not model.mixed:
         raise ValueError(
             "optimizer is 'muon' and dtype is 'fp16' for weights, too; its products are bf16; take "
