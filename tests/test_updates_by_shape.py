@@ -264,7 +264,7 @@ def test_ranks_that_share_weights_or_states_are_refused(name: str) -> None:
     ):
         with pytest.raises(ValueError, match=f"{name!r}"):
             take()
-    with pytest.raises(ValueError, match="operations of the optimizer .* depend on the shape"):
+    with pytest.raises(ValueError, match=r"operations of the optimizer .* depend on the shape"):
         find_optimizer(name).operations("for_each")
 
 
