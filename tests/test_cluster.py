@@ -536,20 +536,22 @@ def replace_cuda(cycles: list[int], change: Any = setattr) -> None:
     change(torch.cuda, "empty_cache", do_nothing)
 
 
-def test_the_precision_of_products_comes_back_whatever_names_set_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_precision_of_products_comes_back_whatever_names_set_it() -> None:
     torch = pytest.importorskip("torch")
     from perfkit.measure.cuda import multiply_in
 
     products = torch.backends.cuda.matmul
-    monkeypatch.setattr(products, "fp32_precision", "tf32")  # PyTorch refuses the older names now
-    with multiply_in("fp32"):
-        assert torch.get_float32_matmul_precision() == "highest"
-        assert products.fp32_precision == "ieee"
-    with multiply_in("tf32"):
-        assert torch.get_float32_matmul_precision() == "high"
-    assert products.fp32_precision == "tf32"
+    before = products.fp32_precision
+    products.fp32_precision = "tf32"  # PyTorch refuses to read the older names now
+    try:
+        with multiply_in("fp32"):
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert products.fp32_precision == "ieee"
+        with multiply_in("tf32"):
+            assert torch.get_float32_matmul_precision() == "high"
+        assert products.fp32_precision == "tf32"
+    finally:
+        products.fp32_precision = before
 
 
 def test_probes_are_timed_by_events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
