@@ -13,7 +13,7 @@ computed is taken. How much more a step takes than one of whole sequences is jud
 from typing import Any, NamedTuple
 
 from benchmarks.helpers.command import command
-from benchmarks.helpers.errors import judge, widen
+from benchmarks.helpers.errors import lay_out_errors, widen
 from benchmarks.helpers.files import read_csv
 from benchmarks.helpers.tables import lay_out
 from perfkit.ground.files import find_reference
@@ -139,14 +139,6 @@ _ROWS = {
     "error": "{error:+.0%}",
     "exposed": "{share:.1%}",
 }
-_FIGURES = {
-    "rows": "{what}",
-    "n": "{n}",
-    "geomean": "{geomean:.0f}",
-    "mean": "{mean:.0f}",
-    "bias": "{bias:+.0f}",
-    "inside": "{inside:.0f}",
-}
 
 
 @command({})
@@ -156,8 +148,4 @@ def main(given: Any) -> None:
     print(lay_out(rows, _ROWS))
     shared = [row for row in rows if row["cp"] > 1]
     whole = [row for row in rows if row["cp"] == 1]
-    figures = [
-        {"what": "shared sequences", **judge(shared)},
-        {"what": "whole sequences", **judge(whole)},
-    ]
-    print(f"\nErrors in %, and share inside the 80 % interval\n{lay_out(figures, _FIGURES)}")
+    print(f"\n{lay_out_errors({'shared sequences': shared, 'whole sequences': whole})}")

@@ -23,8 +23,11 @@ from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
-#: NVLink of an H800, one way [B/s], and its tokens a second and GPU: a trillion in 180 thousand hours.
-_NVLINK, _TOKENS = 2e11, 1e12 / (180e3 * 3600.0)
+#: NVLink of an H800, one way [B/s].
+_NVLINK = 2e11
+#: Tokens of a GPU of DeepSeek's training: a trillion in 180 thousand hours [1/s].
+_TOKENS = 1e12 / (180e3 * 3600.0)
+#: Tokens of a sequence in all rows [-].
 _SEQUENCE = 4096
 
 

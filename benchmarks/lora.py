@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.helpers.command import command
-from benchmarks.helpers.errors import judge, state
+from benchmarks.helpers.errors import lay_out_errors, state
 from benchmarks.helpers.files import read_csv
 from benchmarks.helpers.tables import lay_out
 from perfkit.ground.files import find_reference
@@ -116,14 +116,6 @@ _ROWS = {
     "predicted [s]": "{predicted:.3g}",
     "error": "{error:+.0%}",
 }
-_FIGURES = {
-    "rows": "{what}",
-    "n": "{n}",
-    "geomean": "{geomean:.1f}",
-    "mean": "{mean:.1f}",
-    "bias": "{bias:+.1f}",
-    "inside": "{inside:.0f}",
-}
 
 
 @command({})
@@ -131,10 +123,8 @@ def main(given: Any) -> None:
     """Adapters, published and predicted."""
     rows = compare_rows()
     print(lay_out(rows, _ROWS))
-    figures = []
+    groups = {}
     for group in sorted({row["group"] for row in rows}):
-        alike = [row for row in rows if row["group"] == group]
-        figures.append({"what": group, **judge(alike)})
-    adapters = [row for row in rows if row["trained"] == "lora"]
-    figures.append({"what": "all with adapters", **judge(adapters)})
-    print(f"\nErrors in %, and share inside the 80 % interval\n{lay_out(figures, _FIGURES)}")
+        groups[group] = [row for row in rows if row["group"] == group]
+    groups["all with adapters"] = [row for row in rows if row["trained"] == "lora"]
+    print(f"\n{lay_out_errors(groups)}")

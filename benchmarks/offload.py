@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from benchmarks.helpers.command import command
-from benchmarks.helpers.errors import judge, widen
+from benchmarks.helpers.errors import lay_out_errors, widen
 from benchmarks.helpers.files import read_csv
 from benchmarks.helpers.tables import lay_out
 from perfkit.ground.files import find_reference
@@ -55,8 +55,6 @@ class Case(NamedTuple):
 
 #: Sequences that a rank of the LLaMA rows computes at a time, by stage of ZeRO [-].
 _SEQUENCES_OF_STAGE = {2: 1, 3: 2}
-
-
 #: Threads of each rank of fairseq's steps, and cores of the two processors of a DGX-2 [-].
 _FAIRSEQ_THREADS, _CORES_OF_DGX2 = 20, 48
 
@@ -88,10 +86,10 @@ def make_case(row: str) -> Case:
         model = Transformer.preset(
             "qwen3-0.6b", batch=8, sequence=4096, dtype="bf16", mixed=True, fused=True
         )
-        platform, strategy = load_platform("h100-sxm-8"), Strategy(zero=1)
+        platform = load_platform("h100-sxm-8")
         overlaps = row.endswith("-overlap")
         # a worker of Ray has one thread, unless told
-        return Case(platform, model, strategy, "megatron-te", threads=1, overlaps=overlaps)
+        return Case(platform, model, Strategy(zero=1), "megatron-te", threads=1, overlaps=overlaps)
     if row == "zero-offload-10b":
         model = Transformer.preset(
             "gpt3-13b",
@@ -154,14 +152,19 @@ def compare_row(row: dict[str, str]) -> dict[str, Any]:
         overlap_host=case.overlaps,
     )
     there = _price(case, with_offload)
-    measured, predicted, saved = float(row["seconds"]), there["time"], None
-    judged = "step"
+    measured = float(row["seconds"])
+    predicted = there["time"]
+    saved = None
+    judged_as = "step"
     if row["base_seconds"]:
         here = _price(case, case.strategy)
-        judged = "added"
+        judged_as = "added"
         measured -= float(row["base_seconds"])
         predicted -= here["time"]
         saved = here["needs"] - there["needs"]
+    is_fitted = row["fitted"] == "yes"
+    if is_fitted:
+        judged_as = "fitted"
     low, high = find_interval(there["time"], there["spread"], 0.8)
     width = {"low": low - there["time"] + predicted, "high": high - there["time"] + predicted}
     compared = {
@@ -169,8 +172,8 @@ def compare_row(row: dict[str, str]) -> dict[str, Any]:
         "offload": row["offload"],
         "update": there["update"],
         "on_host": there["on_host"],
-        "fitted": row["fitted"] == "yes",
-        "judged_as": "fitted" if row["fitted"] == "yes" else judged,
+        "fitted": is_fitted,
+        "judged_as": judged_as,
         "saved": saved if row["saved"] else None,
         "measured_saved": float(row["saved"]) if row["saved"] else None,
     }
@@ -196,14 +199,6 @@ _MEMORY = {
     "published saving [GB]": "{measured_gb:.1f}",
     "predicted [GB]": "{gb:.1f}",
 }
-_FIGURES = {
-    "rows": "{what}",
-    "n": "{n}",
-    "geomean": "{geomean:.0f}",
-    "mean": "{mean:.0f}",
-    "bias": "{bias:+.0f}",
-    "inside": "{inside:.0f}",
-}
 
 
 @command({})
@@ -218,8 +213,7 @@ def main(given: Any) -> None:
             with_memory.append({**row, **gigabytes})
     print(f"\nMemory of the device\n{lay_out(with_memory, _MEMORY)}")
     judged = [row for row in rows if not row["fitted"]]
-    figures = [{"what": "all", **judge(judged)}]
+    groups = {"all": judged}
     for offload in ("optimizer", "parameters"):
-        alike = [row for row in judged if row["offload"] == offload]
-        figures.append({"what": offload, **judge(alike)})
-    print(f"\nErrors in %, and share inside the 80 % interval\n{lay_out(figures, _FIGURES)}")
+        groups[offload] = [row for row in judged if row["offload"] == offload]
+    print(f"\n{lay_out_errors(groups)}")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.helpers.command import command
-from benchmarks.helpers.errors import judge, widen
+from benchmarks.helpers.errors import lay_out_errors, widen
 from benchmarks.helpers.files import read_csv
 from benchmarks.helpers.tables import lay_out
 from perfkit.ground.files import find_reference
@@ -117,15 +117,6 @@ _ROWS = {
     "predicted": "{predicted:time}",
     "error": "{error:+.1%}",
 }
-_FIGURES = {
-    "rows": "{what}",
-    "n": "{n}",
-    "geomean": "{geomean:.1f}",
-    "mean": "{mean:.1f}",
-    "p95": "{p95:.1f}",
-    "bias": "{bias:.1f}",
-    "inside": "{inside:.1f}",
-}
 _LOOPS = {
     "far link": "{link}",
     "schedule": "{schedule}",
@@ -149,11 +140,7 @@ def main(given: Any) -> None:
     rows = compare_rows()
     judged = rows[1:]  # the first one gave the speed
     alone = [row for row in judged if row["pipelines"] == "1"]
-    figures = [
-        {"what": "one pipeline", **judge(alone)},
-        {"what": "all but the first", **judge(judged)},
-    ]
     print(lay_out(rows, _ROWS))
-    print(f"\nErrors in %, and share inside the 80 % interval\n{lay_out(figures, _FIGURES)}")
+    print(f"\n{lay_out_errors({'one pipeline': alone, 'all but the first': judged})}")
     if given.loop:
         print(f"\nEvent loop over closed forms [%]\n{lay_out(list(compare_loops()), _LOOPS)}")

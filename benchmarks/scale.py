@@ -871,7 +871,7 @@ def _draw_fields(
         "micro_batch": _draw_power(rng, 3),
         "ep": _draw_power(rng, 3 if model.experts else 0),
         "sequence_parallel": bool(rng.integers(2)),
-        "cp_kind": ("ring", "ulysses")[rng.integers(2)],
+        "cp_kind": str(rng.choice(["ring", "ulysses"])),
         "cp": 1 << max(int(rng.integers(-2, 3)), 0),
         "zero": int(rng.integers(4)),
         "overlap": bool(rng.random() < 0.8),

@@ -147,7 +147,7 @@ def _draw_strategy(rng: np.random.Generator, model: Transformer) -> Strategy:
         "checkpoint": str(rng.choice(["none", "none", "full", "selective"])),
         "zero": int(rng.choice([0, 1, 1, 2, 3])),
         "sequence_parallel": bool(rng.integers(2)),
-        "cp_kind": ("ring", "ulysses")[rng.integers(2)],
+        "cp_kind": str(rng.choice(["ring", "ulysses"])),
         "overlap": bool(rng.random() < 0.85),
     }
     if fields["dp"] > 8 and rng.random() < 0.2:

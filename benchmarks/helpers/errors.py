@@ -1,12 +1,12 @@
 """Predictions beside measured times: their errors, and whether an interval holds them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.helpers.tables import Row
+from benchmarks.helpers.tables import Row, lay_out
 from perfkit.calibration.checks import summarize_errors
 from perfkit.prediction.result import Prediction
 
@@ -49,6 +49,23 @@ def judge(rows: Sequence[Row]) -> dict[str, float]:
     figures = summarize_errors(errors)
     share = np.array(inside).mean()
     return {**figures, "inside": 100 * float(share)}
+
+
+_FIGURES = {
+    "rows": "{what}",
+    "n": "{n:.0f}",
+    "geomean": "{geomean:.1f}",
+    "mean": "{mean:.1f}",
+    "p95": "{p95:.1f}",
+    "bias": "{bias:+.1f}",
+    "inside": "{inside:.0f}",
+}
+
+
+def lay_out_errors(groups: Mapping[str, Sequence[Row]]) -> str:
+    """A table of the errors of some groups of rows, by their names, see `judge`."""
+    figures = [{"what": what, **judge(rows)} for what, rows in groups.items()]
+    return f"Errors in %, and share inside the 80 % interval\n{lay_out(figures, _FIGURES)}"
 
 
 def join_passes(passes: Sequence[Row]) -> dict[str, Any]:
