@@ -83,9 +83,11 @@ def test_what_nobody_checked_with_images_is_refused(changes: dict[str, Any], mes
         pk.Transformer.vit("vit-b16", **changes)
 
 
-def test_an_image_is_square() -> None:
-    with pytest.raises(ValueError, match="the patches of a square image and one"):
-        pk.Transformer.preset("vit-b16", sequence=199, positions=199)
+@pytest.mark.parametrize("tokens", [1, 199])
+def test_an_image_is_a_square_of_patches(tokens: int) -> None:
+    message = f"sequence is {tokens}; it must be the patches of a square image and one"
+    with pytest.raises(ValueError, match=message):
+        pk.Transformer.preset("vit-b16", sequence=tokens, positions=tokens)
 
 
 def test_classes_are_those_of_images() -> None:

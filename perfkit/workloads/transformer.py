@@ -675,8 +675,11 @@ class Transformer:
             self.sequence,
             self.positions,
         )
+        patches_of_edge = count_patches_of_edge(self.sequence)
+        has_patches = patches_of_edge >= 1.0
+        is_square = patches_of_edge % 1.0 == 0.0
         refuse_sizes(
-            count_patches_of_edge(self.sequence) % 1.0 > 0.0,
+            np.logical_not(has_patches & is_square),
             lambda sequence: (
                 f"sequence is {int(sequence)}; it must be the patches of a square image and one, as 197 of "
                 "14 x 14 patches; take Transformer.vit with the edge of the image"
@@ -905,6 +908,11 @@ class Transformer:
         -------
         workload : Transformer
             The iteration.
+
+        Raises
+        ------
+        ValueError
+            For patches that do not fill an image, and for `positions` of another one.
 
         Examples
         --------
