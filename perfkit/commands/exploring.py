@@ -47,17 +47,17 @@ def explore_command(
     stack: str | None,
     report: str | None,
     json_file: str | None,
-    **given: Any,
+    **of_model: Any,
 ) -> int:
     """Find the fastest way in which ranks share a model."""
     from perfkit.platform.estimates import keep_quiet
 
     files = OutputFiles(json_file, report)
     files.check()
-    model = build_model(given)
+    model = build_model(of_model)
     counts = ranks[0] if len(ranks) == 1 else list(ranks)
     with keep_quiet():  # the explanation has the warnings
-        found = pk.explore(
+        exploration = pk.explore(
             model,
             platform,
             ranks=counts,
@@ -65,14 +65,14 @@ def explore_command(
             execution=execution,
             stack=stack,
         )
-        text = found.explain()
+        text = exploration.explain()
     figures = {
         "workload": model.description,
-        "platform": found.platform.name,
-        "tried": found.tried,
-        "left_out": found.left_out,
-        "warnings": found.warnings,
-        "strategies": found.table().to_dicts(),
+        "platform": exploration.platform.name,
+        "tried": exploration.tried,
+        "left_out": exploration.left_out,
+        "warnings": exploration.warnings,
+        "strategies": exploration.table().to_dicts(),
     }
-    files.write(Answer(text, figures, results=[found]))
+    files.write(Answer(text, figures, results=[exploration]))
     return 0

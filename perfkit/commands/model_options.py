@@ -50,12 +50,17 @@ class Setting:
         option = f"--{self.name.replace('_', '-')}"
         if self.is_flag:
             return click.option(option, is_flag=True, help=self.help)(function)
-        more: dict[str, Any] = {}
-        if self.without_value is not None:
-            more = {"is_flag": False, "flag_value": self.without_value}
-        decorate = click.option(
-            option, type=self.type, metavar=self.metavar, help=self.help, **more
-        )
+        if self.without_value is None:
+            decorate = click.option(option, type=self.type, metavar=self.metavar, help=self.help)
+        else:
+            decorate = click.option(
+                option,
+                type=self.type,
+                metavar=self.metavar,
+                help=self.help,
+                is_flag=False,
+                flag_value=self.without_value,
+            )
         return decorate(function)
 
 
@@ -147,13 +152,13 @@ class Described:
     strategy: Strategy | None = None
 
 
-def describe(given: Mapping[str, Any]) -> Described:
+def describe(values: Mapping[str, Any]) -> Described:
     """Make the workload and the strategy of a command that has `takes_model` and
     `takes_sharing`.
 
     Parameters
     ----------
-    given : mapping
+    values : mapping
         What click read, None or False where an option is not given.
 
     Raises
@@ -161,24 +166,24 @@ def describe(given: Mapping[str, Any]) -> Described:
     ValueError
         For options that do not go together, and those that the model does not have.
     """
-    of_strategy = _take(_OF_STRATEGIES, given)
-    of_sharing = _take(_OF_BOTH, given)
-    without_strategy = _take(_WITHOUT_STRATEGY, given)
-    if given["model"] in dlrm.PRESETS:
+    of_strategy = _take(_OF_STRATEGIES, values)
+    of_sharing = _take(_OF_BOTH, values)
+    without_strategy = _take(_WITHOUT_STRATEGY, values)
+    if values["model"] in dlrm.PRESETS:
         refuse_given("a DLRM has none", **of_sharing, **without_strategy, **of_strategy)
-        return Described(build_model(given))
+        return Described(build_model(values))
     if not of_strategy:
-        return Described(build_model(given, **of_sharing, **without_strategy))
+        return Described(build_model(values, **of_sharing, **without_strategy))
     refuse_given("options such as --tp, --dp and --zero say how ranks share", **without_strategy)
-    return Described(build_model(given), pk.Strategy(**of_sharing, **of_strategy))
+    return Described(build_model(values), pk.Strategy(**of_sharing, **of_strategy))
 
 
-def build_model(given: Mapping[str, Any], **changes: Any) -> DLRM | Transformer:
+def build_model(values: Mapping[str, Any], **changes: Any) -> DLRM | Transformer:
     """Make the workload of a command that has `takes_model`.
 
     Parameters
     ----------
-    given : mapping
+    values : mapping
         What click read, None or False where an option is not given.
     **changes : Any
         Further fields of a Transformer.
@@ -188,9 +193,9 @@ def build_model(given: Mapping[str, Any], **changes: Any) -> DLRM | Transformer:
     ValueError
         For an unknown model, and for options that it does not have.
     """
-    name = given["model"]
-    of_model = _take(_OF_EVERY_MODEL, given)
-    of_transformer = _take(_OF_TRANSFORMERS, given)
+    name = values["model"]
+    of_model = _take(_OF_EVERY_MODEL, values)
+    of_transformer = _take(_OF_TRANSFORMERS, values)
     if name in dlrm.PRESETS:
         refuse_given("a DLRM has none", **of_transformer)
         return build_workload(name, **of_model)
@@ -218,6 +223,6 @@ def _add(function: _Function, settings: Sequence[Setting]) -> _Function:
     return function
 
 
-def _take(settings: Sequence[Setting], given: Mapping[str, Any]) -> dict[str, Any]:
+def _take(settings: Sequence[Setting], values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of those of some settings that are given."""
-    return keep_given(**{setting.name: given[setting.name] for setting in settings})
+    return keep_given(**{setting.name: values[setting.name] for setting in settings})

@@ -45,14 +45,14 @@ def predict_command(
     loading: float,
     report: str | None,
     json_file: str | None,
-    **given: Any,
+    **of_workload: Any,
 ) -> int:
     """Predict one training iteration."""
     from perfkit.platform.estimates import keep_quiet
 
     files = OutputFiles(json_file, report)
     files.check()
-    described = describe(given)
+    described = describe(of_workload)
     with keep_quiet():  # the explanation has the warnings
         prediction = pk.predict(
             described.workload,

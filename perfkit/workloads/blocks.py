@@ -739,13 +739,13 @@ def record_part(
         buffers=tuple(buffers),
     )
     return RecordedPart(
-        graph,
-        weights,
-        trained,
-        _count_sent(tape, weights),
-        _count_states(tape, find_optimizer(model.optimizer)),
-        measure_scratch(tape.operations),
-        inputs,
+        graph=graph,
+        weights=weights,
+        trained=trained,
+        sent=_count_sent(tape, weights),
+        states=_count_states(tape, find_optimizer(model.optimizer)),
+        update_scratch=measure_scratch(tape.operations),
+        inputs=inputs,
     )
 
 

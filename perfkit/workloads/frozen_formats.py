@@ -74,8 +74,8 @@ class FrozenFormat:
 #: Formats by name. NF4 has one of 16 values for a number, and a scale for 64; with double quantization
 #: ("dq") scales have 8 bits, and a scale for 256 of them: QLoRA, section 3, and bitsandbytes.
 FROZEN_FORMATS = {
-    each.name: each
-    for each in (
+    frozen_format.name: frozen_format
+    for frozen_format in (
         FrozenFormat("nf4", bits=4, block=64),
         FrozenFormat("nf4-dq", bits=4, block=64, scale_block=256),
     )

@@ -840,8 +840,9 @@ class LayerSpread(NamedTuple):
         is_v_shaped = np.isin(s.schedule, V_SHAPED)
         if np.any(is_v_shaped):
             on_the_way_back = find_position(position, UP, stated.other_stages, is_v_shaped=True)
-            in_v = np.less(position, self.longer) + 1.0 * np.less(on_the_way_back, self.longer)
-            longer = np.where(is_v_shaped, in_v, longer)
+            first_chunk = np.where(position < self.longer, 1.0, 0.0)
+            second_chunk = np.where(on_the_way_back < self.longer, 1.0, 0.0)
+            longer = np.where(is_v_shaped, first_chunk + second_chunk, longer)
         layers = self.even * s.chunks + longer
         layers = np.where(stated.last & np.equal(stage, s.pp - 1), s.last_layers, layers)
         return np.where(stated.first & np.equal(stage, 0), s.first_layers, layers)

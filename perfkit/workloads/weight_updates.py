@@ -142,7 +142,8 @@ def _orthogonalize(tape: Tape, update: Tensor, variables: _Variables) -> Tensor:
         x = tape.tensor(rows, columns, itemsize=_BF16)
         tape.elementwise("_to_copy", [update], [x])
     norm, least = tape.tensor(1, itemsize=_BF16), tape.tensor(1, itemsize=_BF16)
-    tape.bare += int(is_tall)
+    if is_tall:
+        tape.bare += 1
     whole = OperationSizes(elements=x.numel, rows=1, n=x.numel)
     tape.emit("linalg_vector_norm", "rowwise", [x], [norm], whole)
     tape.elementwise("clamp", [norm], [least])
@@ -165,7 +166,8 @@ def _orthogonalize(tape: Tape, update: Tensor, variables: _Variables) -> Tensor:
         tape.emit("addmm", "gemm", [x, polynomial], [following], sizes, variant=variant)
         x = following
     variables.leave("gram", "polynomial")
-    tape.bare += int(is_tall)
+    if is_tall:
+        tape.bare += 1
     return x
 
 
