@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import prod
 
+from perfkit.ground.units import check_choice
 from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.tape import RecordedAccess, RecordedOperation, Tape
@@ -68,8 +69,13 @@ def update_by_shape(tape: Tape, optimizer: str, weights: list[Tensor], *, module
     module : str, optional
         Begin of the modules of the operations, which go on with ``.layers`` or ``.ends``, and among
         which no wait of the host is recorded; empty for operations of no module.
+
+    Raises
+    ------
+    ValueError
+        For another optimizer.
     """
-    update = _UPDATES[optimizer]
+    update = _UPDATES[check_choice("optimizer", optimizer, _UPDATES)]
     variables = _Variables(tape, host_waits=not module)
     for weight in weights:
         tape.layer = weight.layer
