@@ -258,6 +258,10 @@ def test_the_event_loop_agrees_with_adapters() -> None:
             {"lora_modules": "query"},
             "lora_modules is 'query'; known are attention, mlp, all-linear",
         ),
+        (
+            {"lora_modules": "q_proj, v_proj"},
+            "'q_proj, v_proj', one text; give a list, ['q_proj', 'v_proj']",
+        ),
         ({"lora_modules": ()}, "lora_modules is empty; name products"),
         ({"lora_modules": ["up_proj", "up_proj"]}, "name each product once"),
         ({"lora_modules": ["gate_proj"]}, "'gate_proj' and gated is False; leave it out"),

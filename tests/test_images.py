@@ -71,9 +71,10 @@ def test_a_batch_counts_images() -> None:
         ({"classes": 0}, "classes is 0 and patch 16"),
         ({"sequence": 196}, "sequence is 196 and positions 197"),
         ({"positions": 577}, "positions is 577 and image 224, which has 197; leave positions out"),
-        ({"experts": 4}, "experts is 4 with patch 16; .* take Transformer.vit"),
+        ({"experts": 4}, "experts is 4 with patch 16; .* leave experts out, or capture"),
         ({"rotary": True}, "rotary is True with patch 16"),
-        ({"lora_rank": 8}, "lora_rank is 8 with patch 16"),
+        ({"lora_rank": 8}, "lora_rank is 8 with patch 16; .*; leave lora_rank out, or capture"),
+        ({"loss_chunks": 4}, "loss_chunks is 4 with patch 16; .*; leave loss_chunks out"),
         ({"vocabulary": 1000}, "vocabulary is 1000 with patch 16"),
         ({"score_cap": np.array([1.0, 2.0])}, "score_cap is array.* with patch 16"),
     ],
@@ -294,3 +295,14 @@ def test_a_vit_is_captured_as_it_is_built(mixed: bool) -> None:
     assert measure_memory([captured], h100).total == pytest.approx(
         measure_memory([built], h100).total, abs=8
     )
+
+
+def test_an_unknown_model_of_images_is_told_what_reads_others() -> None:
+    with pytest.raises(ValueError, match=r"'vit-s16'; .* vit-h14; Transformer\.from_config reads"):
+        pk.Transformer.vit("vit-s16")
+
+
+def test_ranks_that_share_the_tokens_of_images_are_told_to_take_one() -> None:
+    model = pk.Transformer.vit("vit-b16", batch=64)
+    with pytest.raises(ValueError, match=r"sequence of the model, 197; .*: take cp 1 and no seq"):
+        pk.predict(model, "h100-sxm-8", strategy=pk.Strategy(cp=8))

@@ -197,6 +197,13 @@ def test_an_unknown_name_is_told_those_that_are_near(name: str, near: str) -> No
     assert "perfkit models" in str(refusal.value)
 
 
+@pytest.mark.parametrize("name", ["llama-4", "mamba-2.8b"])
+def test_a_name_of_another_model_is_told_no_model_for_it(name: str) -> None:
+    with pytest.raises(ValueError, match=r"known are .* reads the config\.json of any") as refusal:
+        pk.Transformer.preset(name)
+    assert "did you mean" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("name", [3, "", None, ["gpt2"]])
 def test_what_is_no_name_is_refused(name: Any) -> None:
     with pytest.raises(ValueError, match=r"known are bert-base, .* and more; `perfkit models`"):

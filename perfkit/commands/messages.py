@@ -49,6 +49,19 @@ SAYINGS = (
         "take --stack fsdp or --stack megatron",
     ),
     Saying(r"choose device cpu, or", "take --device cpu, or"),
+    Saying(
+        r"ranks is (\d+), and strategy takes (\d+); leave ranks out, or take a strategy whose .* is \d+",
+        r"--ranks is \1, and --tp x --pp x --cp x --dp is \2; leave --ranks out, or make these \1",
+    ),
+    Saying(
+        r"checkpoint_layers is (\d+) .*; take checkpoint=.*, or leave checkpoint_layers out",
+        r"--checkpoint-layers is \1 without --checkpoint, so that nothing is computed again; take "
+        r"--checkpoint, or leave --checkpoint-layers out",
+    ),
+    Saying(
+        r"take checkpoint=(?:True|'full') without checkpoint_layers, or leave it out",
+        "take --checkpoint without --checkpoint-layers, or leave --checkpoint-group out",
+    ),
 )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from perfkit.ground.units import check_choice, check_type
+from perfkit.ground.units import check_choice, check_type, show
 
 #: Products of attention and of the MLP of a layer, by the names that Hugging Face's PEFT and
 #: torchtune use. Models with one product for queries, keys and values take the first three together.
@@ -37,6 +37,9 @@ def check_modules(modules: Any) -> str | tuple[str, ...]:
     ValueError
         For an unknown name, for one that comes twice, and for none.
     """
+    if isinstance(modules, str) and "," in modules:
+        names = tuple(name.strip() for name in modules.split(","))
+        raise ValueError(f"lora_modules is {show(modules)}, one text; give a list, {[*names]}")
     if isinstance(modules, str):
         return check_choice("lora_modules", modules, (*GROUPS, *GROUPS["all-linear"]))
     check_type("lora_modules", modules, Sequence)

@@ -1094,6 +1094,8 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
             ranks = f"tp x cp, {s.tp} x {s.cp},"
         kv_heads = model.kv_heads or model.heads
         return f"{ranks} must divide it, and divide kv_heads, {kv_heads}, or be a multiple"
+    if name == "sequence" and model.patch:
+        return explain_fit("patch", model, s)
     if name == "sequence":
         return f"cp, {s.cp}, and tp with sequence_parallel, {s.tp}, must divide it"
     if name == "experts":

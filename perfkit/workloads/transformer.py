@@ -664,7 +664,8 @@ class Transformer:
             if np.any(value != only):
                 raise ValueError(
                     f"{key} is {show(value)} with patch {self.patch}; models of images are checked with "
-                    f"{key} {show(only)} alone; take Transformer.vit, or capture the model with pk.capture"
+                    f"{key} {show(only)} alone, as Transformer.vit makes them; leave {key} out, or capture "
+                    "the model with pk.capture"
                 )
         refuse_sizes(
             self.positions != self.sequence,
@@ -920,7 +921,12 @@ class Transformer:
         >>> vit.sequence, vit.graphs()[0].parameters
         (577, 86859496)
         """
-        check_choice("preset", preset, [name for name in PRESETS if "patch" in PRESETS[name]])
+        of_images = [name for name in PRESETS if "patch" in PRESETS[name]]
+        if preset not in of_images:
+            raise ValueError(
+                f"preset is {show(preset)}; models of images are {', '.join(of_images)}; "
+                "Transformer.from_config reads the config.json of any other"
+            )
         _check_changes(changes)
         patch = changes.get("patch", PRESETS[preset]["patch"])
         tokens = count_image_tokens(image, patch)

@@ -85,6 +85,12 @@ TRANSFORMERS = {
 }
 
 
+#: Share of letters that a misspelt name has in common with the one that was meant: 'qwen-3-8b' has 0.94 of
+#: 'qwen3-8b', while 'llama-4' (0.8 of 'llama-7b') and 'mamba-2.8b' (0.67 of 'gemma-2b') are other models
+#: [-].
+_SPELLING = 0.85
+
+
 def find_preset(name: Any) -> Preset:
     """Find a published model.
 
@@ -109,7 +115,7 @@ def find_preset(name: Any) -> Preset:
     >>> find_preset("llama3-8b")
     Traceback (most recent call last):
     ...
-    ValueError: preset is 'llama3-8b'; did you mean 'llama-3-8b', 'llama-3.1-8b', 'llama-7b'? `perfkit models` lists all; Transformer.from_config reads the config.json of any other
+    ValueError: preset is 'llama3-8b'; did you mean 'llama-3-8b', 'llama-3.1-8b'? `perfkit models` lists all; Transformer.from_config reads the config.json of any other
     """
     if isinstance(name, str) and name in TRANSFORMERS:
         return TRANSFORMERS[name]
@@ -117,11 +123,12 @@ def find_preset(name: Any) -> Preset:
     if apart is not None:
         raise ValueError(f"preset is {apart}")
     near: list[str] = []
-    if isinstance(name, str):
-        near = [show(close) for close in get_close_matches(name.lower(), TRANSFORMERS, n=3)]
+    if isinstance(name, str) and name:
+        begun = [known for known in TRANSFORMERS if known.startswith(name.lower())][:3]
+        near = begun or get_close_matches(name.lower(), TRANSFORMERS, n=3, cutoff=_SPELLING)
     hint = "known are " + ", ".join([*TRANSFORMERS][:4]) + " and more;"
     if near:
-        hint = f"did you mean {', '.join(near)}?"
+        hint = f"did you mean {', '.join(map(show, near))}?"
     raise ValueError(
         f"preset is {show(name)}; {hint} `perfkit models` lists all; Transformer.from_config reads the "
         "config.json of any other"
