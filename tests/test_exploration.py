@@ -318,6 +318,7 @@ def test_mlps_are_shared_with_the_best_plans_of_tables() -> None:
         (GPT, [8, 0], {}, "ranks is 0"),
         (GPT, 2.5, {}, "ranks is 2.5"),
         (GPT, None, {}, "ranks is None; give"),
+        (GPT, [], {}, r"ranks is \[\]; give"),
         (DLRM, [4, 8], {"memory": 1e7}, "no strategy on 4 or 8 ranks fits into 10 MB; the least"),
         (
             DLRM,

@@ -13,6 +13,7 @@ from perfkit.models.partitions import (
     V_SHAPED,
     count_held_in_v,
     held_batches,
+    list_steps,
 )
 from perfkit.models.v_schedules import V_ORDERS, Step, find_place, find_position
 from perfkit.platform.gallery import load_platform
@@ -165,6 +166,10 @@ def test_what_does_not_go_with_a_v_is_refused() -> None:
     assert not list_fits(MODEL, few)["batch"]
     with pytest.raises(ValueError, match="leave 2 x pp, 8, micro-batches or more"):
         pk.predict(MODEL, "a100-sxm-8x8", strategy=few)
+    with pytest.raises(ValueError, match=r"micro_batches is 7 .*'dualpipe_v' of 4.* 8 or more"):
+        list_steps("dualpipe_v", 0, stages=4, micro_batches=7)
+    steps = list_steps("dualpipe_v", 0, stages=4, micro_batches=8)
+    assert [step.phase for step in steps].count("forward") == 16
 
 
 @pytest.mark.parametrize(

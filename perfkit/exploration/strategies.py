@@ -468,12 +468,16 @@ def _name_counts(counts: Sequence[int]) -> str:
 
 def _read_counts(ranks: Any, strategies: Sequence[Any] | None, where: Platform) -> list[int]:
     """Counts of ranks to choose from; by default those of the strategies."""
-    if ranks is None:
-        given = [int(one.ranks) for one in strategies or ()]
-        ranks = list(dict.fromkeys(given))
-    listed = [*ranks] if is_listed(ranks) else [ranks]
+    listed = [ranks]
+    if is_listed(ranks):
+        listed = [*ranks]
+    elif ranks is None:
+        of_strategies = [int(one.ranks) for one in strategies or ()]
+        listed = list(dict.fromkeys(of_strategies))
     if not listed:
-        raise ValueError("ranks is None; give a count of ranks, or strategies to choose from")
+        raise ValueError(
+            f"ranks is {show(ranks)}; give a count of ranks, or strategies to choose from"
+        )
     most = where.network.ranks
     return [int(check_positive("ranks", one, integer=True, maximum=most)) for one in listed]
 
@@ -938,8 +942,13 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
     }
     grid = np.meshgrid(*axes.values(), indexing="ij", sparse=True)
     tried = dict(zip(axes, grid, strict=True))
-    tp, pp, cp, ep = (tried[name] for name in ("tp", "pp", "cp", "ep"))
-    ranks, schedule, zero = tried["ranks"], tried["schedule"], tried["zero"]
+    tp = tried["tp"]
+    pp = tried["pp"]
+    cp = tried["cp"]
+    ep = tried["ep"]
+    ranks = tried["ranks"]
+    schedule = tried["schedule"]
+    zero = tried["zero"]
     dp = np.maximum(ranks // (tp * pp * cp), 1)
     replicas = dp * cp
     layers = -(-model.all_layers // pp)

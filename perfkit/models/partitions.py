@@ -317,7 +317,9 @@ def held_batches(
 
     Notes
     -----
-    All m where all forward passes come first. Else stage s has done a (p - 1 - s) + (v - 1) p + 1
+    Of stages in a V it is counted step by step, see `count_held_in_v`, and 0 where they cannot run: not
+    of whole micro-batches, or of fewer than `Schedule.least_batches` for each stage. Of others it is
+    all m where all forward passes come first. Else stage s has done a (p - 1 - s) + (v - 1) p + 1
     passes through chunks before its first backward pass, for `Schedule.passes_ahead` a. So the
     first one keeps at most p + (a - 1) (p - 1) / v: p of 1F1B and of H1, whose peak is the same; p
     (1 + (p - 1) / (p v)) where chunks are interleaved [1]_. What H1 keeps of micro-batches whose
@@ -401,19 +403,20 @@ def _count_all_in_v(
 ) -> np.ndarray:
     """What each of many strategies keeps, see `HeldInV`; 0 of those whose stages are in no V, and that do
     not have whole micro-batches, at least as many as their schedule needs [-]."""
-    columns = np.broadcast_arrays(
+    names, is_v_shaped, least, batches, counts, numbers = np.broadcast_arrays(
         record.name, record.is_v_shaped, record.least_batches, micro_batches, stages, stage
     )
-    counts = np.zeros(columns[0].shape)
-    for place in np.ndindex(counts.shape):
-        name, is_v_shaped, least, batches, count, number = (column[place] for column in columns)
-        can_be_run = is_v_shaped and batches % 1 == 0 and batches >= least * count
-        if can_be_run:
-            # no more are kept of more micro-batches
-            counted = min(int(batches), 4 * int(count))
-            held = count_held_in_v(str(name), int(number), int(count), counted)
-            counts[place] = held.held
-    return counts
+    can_be_run = is_v_shaped & (batches % 1 == 0) & (batches >= least * counts)
+    # no more are kept of more micro-batches
+    counted = np.minimum(batches, 4 * counts)
+    held = np.zeros(can_be_run.shape)
+    for place in np.ndindex(held.shape):
+        if can_be_run[place]:
+            one = count_held_in_v(
+                str(names[place]), int(numbers[place]), int(counts[place]), int(counted[place])
+            )
+            held[place] = one.held
+    return held
 
 
 def list_steps(
@@ -437,6 +440,11 @@ def list_steps(
         forward pass while there are any. A stage puts off as many weight gradients as stages come
         before it, if the schedule does so. Stages in a V have orders of their own.
 
+    Raises
+    ------
+    ValueError
+        For fewer micro-batches than the order of passes needs, see `Schedule.least_batches`.
+
     Examples
     --------
     >>> "".join(step.phase[0] for step in list_steps("1f1b", 1, stages=3, micro_batches=4))
@@ -447,6 +455,12 @@ def list_steps(
     stage = check_positive("stage", stage, integer=True, zero=True, maximum=stages - 1)
     micro_batches = check_positive("micro_batches", micro_batches, integer=True, maximum=10**7)
     chunks = check_positive("chunks", chunks, integer=True, maximum=10**6)
+    least = record.least_batches * stages
+    if micro_batches < least:
+        raise ValueError(
+            f"micro_batches is {micro_batches} with schedule {schedule!r} of {stages} stages; it must be "
+            f"{least} or more: take more of them, or another schedule"
+        )
     if record.is_v_shaped:
         return V_ORDERS[schedule](stage, stages, micro_batches)
     order = _order_passes(record, stages, micro_batches, chunks)

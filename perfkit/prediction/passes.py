@@ -21,12 +21,12 @@ class Activity(NamedTuple):
     Parameters
     ----------
     kind : str
-        ``forward``, ``backward``, ``weights`` or ``whole``, a backward pass with its gradients of
-        weights: a pass; ``latency`` of a message to another stage,
-        and the ``message`` itself; ``gathered`` weights of a chunk; ``reduction`` of the gradients
-        of a pass, which the next pass of the stage waits for; of messages of gradients that no pass waits for, ``tail`` behind the last
-        pass of a chunk, and ``queue`` behind the messages of the chunk before, and ``landed``, when
-        both have ended; ``lead`` of a stage before its first pass.
+        A pass: ``forward``, ``backward``, ``weights``, or ``whole``, a backward pass with its gradients
+        of weights. Between stages: ``latency`` of a message, and the ``message`` itself. Weights of a
+        chunk that are ``gathered``. Messages of gradients that the next pass of the stage waits for:
+        ``reduction`` behind a pass, and ``whole_reduction`` behind a whole one. Those that no pass
+        waits for: ``tail`` behind the last pass of a chunk, ``queue`` behind the messages of the chunk
+        before, and ``landed``, when both have ended. ``lead`` of a stage before its first pass.
     stage, chunk : int
         Where it runs, from 0; a message and its latency are of the border behind stage `stage` [-].
     first, last : bool
@@ -186,33 +186,41 @@ class _Builder:
         sent_by = (stage, step.key)
         if sent_by in self.messages:
             return self.messages[sent_by]
-        sender, (to_stage, to_step) = self.progress[stage], taker
-        number, receiver = self.numbers[stage][step.key], self.progress[to_stage]
-        if sender.find_last_of_pair(number) >= sender.built_passes:
+        sender = self.progress[stage]
+        last_of_pair = sender.find_last_of_pair(self.numbers[stage][step.key])
+        if last_of_pair >= sender.built_passes:
             return None
-        # when the receiver is ready
-        position = self.numbers[to_stage][to_step]
-        if position == 0:
-            ready = 0
-        elif self.ahead:
-            before = receiver.find_first_of_pair(position) - 1
-            if before >= len(receiver.before_pass):
-                return None
-            ready = 0
-            if before >= 0:
-                ready = receiver.before_pass[before]
-        else:
-            if position - 1 >= receiver.built_passes:
-                return None
-            ready = receiver.landings[position - 1]
+        to_stage, to_step = taker
+        ready = self.find_ready(to_stage, to_step)
+        if ready is None:
+            return None
         border = self.find_border(stage, to_stage, step)
-        way = (border, step.phase, step.chunk if self.schedule.is_v_shaped else 0)
+        way_chunk = 0
+        if self.schedule.is_v_shaped:
+            way_chunk = step.chunk
+        way = (border, step.phase, way_chunk)
         message_before = self.last_messages.get(way, 0)
-        end = sender.pass_ends[sender.find_last_of_pair(number)]
-        sent = self.add(Activity("latency", border, 0), end)
+        sent = self.add(Activity("latency", border, 0), sender.pass_ends[last_of_pair])
         event = self.add(Activity("message", border, 0), sent, ready, message_before)
         self.messages[sent_by] = self.last_messages[way] = event
         return event
+
+    def find_ready(self, stage: int, step: Step) -> int | None:
+        """The event after which a stage is ready for the message that a pass waits for; None if it is
+        not built yet."""
+        receiver = self.progress[stage]
+        number = self.numbers[stage][step]
+        if self.ahead:
+            before = receiver.find_first_of_pair(number) - 1
+            events = receiver.before_pass
+        else:
+            before = number - 1
+            events = receiver.landings
+        if before < 0:
+            return 0
+        if before >= len(events):
+            return None
+        return events[before]
 
     def find_message_to(self, stage: int, step: Step) -> int | None:
         """The event in which the message that a pass waits for arrives, see `find_message`."""
