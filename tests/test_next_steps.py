@@ -105,6 +105,17 @@ def test_offload_is_named_where_a_host_is_known_and_has_room() -> None:
         assert ask(base, 0.95 * needs, where=where) == NextSteps((), ())
 
 
+def test_software_that_shares_weights_keeps_them_shared_beside_an_offload() -> None:
+    """A strategy that says nothing runs with the zero of its stack, and an offload leaves it so."""
+    silent = pk.Strategy(dp=8, checkpoint="full")
+    stated = replace(silent, zero=3)
+    room = Room.stated(22e9)
+    [of_silent] = list_next_steps(LLAMA, GPU, silent, room, stack="fsdp").alone[:1]
+    [of_stated] = list_next_steps(LLAMA, GPU, stated, room, stack="fsdp").alone[:1]
+    assert of_stated.words == "offload='optimizer'"
+    assert of_silent == of_stated._replace(words="offload='optimizer' with zero=3")
+
+
 def test_more_ranks_are_named_while_the_platform_has_them() -> None:
     base = pk.Strategy(dp=8, zero=3, checkpoint="full", offload="optimizer")
     [step] = ask(base, 16e9).alone

@@ -323,9 +323,13 @@ def _list_changes(
     model: Transformer, platform: Platform, s: Strategy, stack: str | Stack | None
 ) -> list[list[_Change]]:
     """Settings that need less, the cheapest kind first, and of each kind the mildest first."""
+    zero = int(s.zero)
     most_zero = 3
     if stack is not None:
-        most_zero = find_stack(stack).most_zero
+        software = find_stack(stack)
+        most_zero = software.most_zero
+        if zero == 0:
+            zero = software.zero
     if s.pp > 1:
         most_zero = min(most_zero, 1)
 
@@ -341,9 +345,9 @@ def _list_changes(
             smaller.append(_Change(f"micro_batch={micro_batch}", strategy=changed))
 
     shards = []
-    for zero in (1, 3):
-        if s.zero < zero <= most_zero and s.dp * s.cp > 1:
-            shards.append(_Change(f"zero={zero}", strategy={"zero": zero}))
+    for more_zero in (1, 3):
+        if zero < more_zero <= most_zero and s.dp * s.cp > 1:
+            shards.append(_Change(f"zero={more_zero}", strategy={"zero": more_zero}))
 
     more = []
     factor = 2
@@ -352,7 +356,7 @@ def _list_changes(
         more.append(_Change(words, strategy={"dp": int(s.dp) * factor}))
         factor *= 2
     checkpoints = _list_checkpoints(model, s)
-    offloads = _list_offloads(model, s, most_zero)
+    offloads = _list_offloads(model, s, zero, most_zero)
     return [workspace, smaller, shards, checkpoints, offloads, more]
 
 
@@ -373,16 +377,17 @@ def _list_checkpoints(model: Transformer, s: Strategy) -> list[_Change]:
     return changes
 
 
-def _list_offloads(model: Transformer, s: Strategy, most_zero: int) -> list[_Change]:
-    """What may go to the host: states of the optimizer, and weights."""
+def _list_offloads(model: Transformer, s: Strategy, zero: int, most_zero: int) -> list[_Change]:
+    """What may go to the host: states of the optimizer, and weights; of replicas that share what `zero`
+    says, and at most what `most_zero` does."""
     if s.offload != "none" or model.optimizer not in ON_HOST or model.optimizer_in_backward:
         return []
     changes = []
-    for offload, zero in (("optimizer", max(int(s.zero), 1)), ("parameters", 3)):
-        if zero > max(most_zero, s.zero):
+    for offload, least_zero in (("optimizer", max(zero, 1)), ("parameters", 3)):
+        if least_zero > max(most_zero, zero):
             continue
         words = f"offload={offload!r}"
-        if s.zero < zero:
-            words += f" with zero={zero}"
-        changes.append(_Change(words, strategy={"offload": offload, "zero": zero}))
+        if s.zero < least_zero:
+            words += f" with zero={least_zero}"
+        changes.append(_Change(words, strategy={"offload": offload, "zero": least_zero}))
     return changes
