@@ -919,7 +919,7 @@ def price_micro_batch(
         inputs=micro_batch.inputs,
         spread=_estimate_spread(costs),
     )
-    if model.lora_rank and model.layers > 1:
+    if shortens_first_layer(model):
         first = record_micro_batch(
             model, s, execution, pads_products=pads_products, is_first_layer=True
         )
@@ -927,6 +927,22 @@ def price_micro_batch(
         rows = _list_rows(first, costs, messages, s, contention)
         times = _shorten_first_layer(times, rows)
     return map_arrays(_leave_out_odd_sizes, times)
+
+
+def shortens_first_layer(model: Transformer) -> bool:
+    """Find out whether the first of several layers does less than others in its backward pass.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+
+    Returns
+    -------
+    shortens : bool
+        With LoRA: the embeddings ahead of it are frozen, and no gradient of its input is wanted.
+    """
+    return model.lora_rank > 0 and model.layers > 1
 
 
 def _shorten_first_layer(times: MicroBatchTimes, rows: _Rows) -> MicroBatchTimes:

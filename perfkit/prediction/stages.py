@@ -15,7 +15,12 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.models.partitions import find_schedules, list_steps
 from perfkit.models.v_schedules import Step, find_place, find_position
 from perfkit.platform.platform import Platform
-from perfkit.prediction.micro_batches import PAIRS, count_shards, record_micro_batch
+from perfkit.prediction.micro_batches import (
+    PAIRS,
+    count_shards,
+    record_micro_batch,
+    shortens_first_layer,
+)
 from perfkit.prediction.offload import note_offload, size_offload
 from perfkit.prediction.ranks import resolve_workload
 from perfkit.prediction.stage_blocks import Communicator, KindOfPass
@@ -123,7 +128,7 @@ def list_forms(model: Transformer, s: Strategy, again: Collection[int]) -> list[
     for kind in list_kinds(model):
         for strategy, is_again in ((s, True), (plain, False)):
             layers = tuple(layer for layer in kind.layers if (layer in again) == is_again)
-            if model.lora_rank and model.layers > 1 and 0 in layers:
+            if shortens_first_layer(model) and 0 in layers:
                 forms.append(LayerForm(kind.model, strategy, (0,), is_first_layer=True))
                 layers = layers[1:]
             if layers:
