@@ -56,6 +56,7 @@ def test_larger_images_have_more_tokens_and_positions() -> None:
     assert vit.graphs()[0].parameters == 86567656 + (577 - 197) * 768
     assert "image 384" in vit.description
     assert pk.Transformer.vit("vit-b16", classes=21843).name == "vit"
+    assert pk.Transformer.vit("vit-b16", vocabulary=0).name == "vit-b16"
 
 
 def test_a_batch_counts_images() -> None:
@@ -89,6 +90,13 @@ def test_an_image_is_a_square_of_patches(tokens: int) -> None:
     message = f"sequence is {tokens}; it must be the patches of a square image and one"
     with pytest.raises(ValueError, match=message):
         pk.Transformer.preset("vit-b16", sequence=tokens, positions=tokens)
+
+
+def test_all_images_have_patches_of_one_size() -> None:
+    with pytest.raises(
+        ValueError, match=r"patch is array\(\[16, 32\]\); it must be a whole number"
+    ):
+        pk.Transformer.preset("vit-b16", patch=np.array([16, 32]))
 
 
 def test_classes_are_those_of_images() -> None:

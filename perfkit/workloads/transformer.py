@@ -974,9 +974,11 @@ class Transformer:
         usual = _find_usual_sequence(preset.causal, values, preset.sequence)
         plain = cls(name, preset.causal, 1, usual, **values)
         shape = changes.keys() & set(SHAPE)
-        for key in shape & {"layers", *SIZES}:
-            check_size(key, changes[key])
         values |= changes
+        for key in shape & {"layers", *SIZES}:
+            if key == "vocabulary" and _has_patches(values):
+                continue
+            check_size(key, changes[key])
         if sequence is None:
             sequence = _find_usual_sequence(plain.causal, values, preset.sequence)
         values["sequence"] = sequence
@@ -1219,13 +1221,19 @@ class Transformer:
 def _find_usual_sequence(causal: bool, values: dict[str, Any], published: int | None = None) -> Any:
     """Tokens of a sequence where nobody says it: as published, at most all positions; else 4,096 at
     most, of a BERT 128, of an image its patches [-]."""
-    if values.get("patch"):
+    if _has_patches(values):
         return values["positions"]
     if not causal:
         return 128
     most = USUAL_SEQUENCE if published is None else published
     usual = np.minimum(values["positions"], most)
     return usual if usual.ndim else int(usual)
+
+
+def _has_patches(values: dict[str, Any]) -> bool:
+    """Whether fields are those of a model of images; a ValueError for patches of no size."""
+    patch = check_positive("patch", values.get("patch", 0), integer=True, zero=True)
+    return bool(patch > 0)
 
 
 def _check_changes(changes: dict[str, Any]) -> None:

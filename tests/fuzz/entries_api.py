@@ -179,6 +179,22 @@ TRANSFORMER = {
     "patch": (0, 0, 0, 4, 2**20),
     "classes": (0, 0, 0, 10, 2**40),
 }
+#: What a model of images takes beside other settings of Transformers, most of which it refuses.
+IMAGES = {
+    "batch": BATCHES,
+    "patch": (16, 16, 16, 32, 0),
+    "classes": (10, 10, 1000, 0, 2**40),
+    "positions": (17, 17, 17, 5),
+    "dtype": ("fp32", "bf16"),
+    "mixed": MOSTLY_FALSE,
+    "optimizer": ("adamw", "adamw", "sgd", "muon", "adafactor"),
+    "dropout": (0.0, 0.1),
+    "checkpoint": (False, True, "mlp", "norms"),
+    "accumulate": (1, 2, 3),
+    "parallel": ("ddp", "ddp", "zero1", "fsdp"),
+    "experts": (0, 0, 0, 4),
+    "vocabulary": (0, 0, 0, 1000),
+}
 TABLE = {
     "pooling": (1, 2.5, 8),
     "exponent": (0, 0.5, 1.05),
@@ -191,6 +207,9 @@ LAYERS = {"layers": (*[1, 2, 3] * 5, 10**400)}
 dlrm = Call(pk.DLRM, {"rows": ([1000, 10**6], [2**31, 4])}, DLRM)
 bert = Call(pk.Transformer.bert, {"preset": "bert-base"} | LAYERS, TRANSFORMER)
 gpt2 = Call(pk.Transformer.gpt2, {"preset": "gpt2"} | LAYERS, TRANSFORMER)
+vit = Call(
+    pk.Transformer.vit, {"preset": "vit-b16", "image": (64, 64, 64, 96, 65)} | LAYERS, IMAGES
+)
 table = Call(pk.EmbeddingTable, {"rows": SIZES, "dim": SIZES}, TABLE)
 SPREAD = {"ranks": ((0,), (0, 1), (1, 0, 2, 3), [0, 1]), "columns": ((), (), (8, 8), (2, 2))}
 placement = Call(
@@ -347,13 +366,29 @@ METHODS = (
 
 PREDICT_DLRM = "predict --model dlrm-ddp --platform h100-sxm-8 --batch 64 --ranks 2 --dtype bf16"
 PREDICT_BERT = "predict --model bert-base --platform a100-sxm-8 --batch 64 --ranks 2 --dtype bf16"
+PREDICT_SHARED = (
+    "predict --model bert-base --platform h100-sxm-8 --batch 64 --tp 2 --dp 4 --micro-batch 2 --zero 1 "
+    "--checkpoint full --cp-kind ring --first-layers 0"
+)
+PREDICT_ADAPTED = (
+    "predict --model gpt2 --platform h100-sxm-8 --batch 8 --sequence 128 --lora-rank 8 --lora-modules "
+    "o_proj,down_proj --frozen-format nf4 --loss-chunks 2"
+)
 SHARD = (
     "shard --seconds 1e-3 --tables t.json --platform zen5-2 --ranks 2 --batch 64 --memory 1e9 "
     "--seed 1 --out o.json"
 )
 CALIBRATE = "calibrate --from-nccl-logs . --base h100-sxm-8 --out o.toml"
 #: Six of eight commands predict.
-COMMANDS = (PREDICT_DLRM,) * 3 + (PREDICT_BERT,) * 3 + (SHARD, CALIBRATE)
+PREDICTIONS = (
+    PREDICT_DLRM,
+    PREDICT_DLRM,
+    PREDICT_BERT,
+    PREDICT_BERT,
+    PREDICT_SHARED,
+    PREDICT_ADAPTED,
+)
+COMMANDS = (*PREDICTIONS, SHARD, CALIBRATE)
 ODD = [text for text in TEXTS if "\0" not in text] + [str(n) for n in NUMBERS if abs(n) < 2**70]
 
 
@@ -563,9 +598,9 @@ ENTRIES: dict[str, Entry] = {
         share=0.1,
     ),
     "tune": Entry(tuned, 0.02),
-    "workloads-built": any_of(dlrm, bert, gpt2),
+    "workloads-built": any_of(dlrm, bert, gpt2, vit),
     "dlrm-predicted": predicted(dlrm),
-    "transformer-predicted": predicted(bert, gpt2),
+    "transformer-predicted": predicted(bert, gpt2, vit),
     "table-sets": any_of(table_set, table_set, drawn),
     "plans": Entry(plans),
     "shard": any_of(Call(pk.shard, GIVEN | SEARCH, LIMITS | GROUPS), share=0.05),
