@@ -16,6 +16,7 @@ from perfkit.models.offload import (
     UPDATE_SHARE,
     host_update_bytes,
 )
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.host_costs import find_host_cost
 from perfkit.platform.host_memory import find_host_memory, find_host_share
@@ -89,6 +90,22 @@ def test_a_platform_without_a_host_is_refused_until_it_is_stated(tmp_path: Path)
     assert find_host_cost(faster, TO_HOST).time(np.array([50e9]))[0] == 1.0
     assert faster.host_memory is not None
     assert faster.host_memory.sharers == 2  # the rest stays
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "parameters"])
+def test_the_fullest_moment_is_that_of_what_stays(offload: str) -> None:
+    """Without a fused kernel the update of the device is the fullest moment; it leaves with the
+    optimizer, and passes count."""
+    strategy = pk.Strategy(dp=8, zero=3, checkpoint="full", offload=offload)
+    needs = []
+    for fused in (False, True):
+        model = pk.Transformer.preset(
+            "llama-3-70b", batch=8, sequence=8192, dtype="bf16", mixed=True, fused=fused
+        )
+        with keep_quiet():
+            needs.append(pk.predict(model, "h100-sxm-8", strategy=strategy).memory().total)
+    inputs_of_layers = 80 * 8192 * 8192 * 2
+    assert needs[0] == needs[1] > inputs_of_layers
 
 
 def test_work_of_the_host_is_named_offload_and_no_collective() -> None:

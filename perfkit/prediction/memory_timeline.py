@@ -81,8 +81,8 @@ def list_memory(timeline: RankTimeline, platform: Platform) -> Table:
     if graph.held is not None:
         raise ValueError(
             "memory over time is known where each tensor was recorded; of this strategy only the "
-            "fullest moment is known, memory(); predict replicas (dp with zero 0 to 3) or the model "
-            "itself"
+            "fullest moment is known, memory(); predict replicas (dp with zero 0 to 3, without offload "
+            "and shards among some of them) or the model itself"
         )
     curve = _follow(list_changes(graph, platform))
     count = len(graph)

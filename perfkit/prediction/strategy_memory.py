@@ -36,11 +36,6 @@ class _Candidate(NamedTuple):
     gathered: Any
     scratch: Any
 
-    @property
-    def total(self) -> Any:
-        """All of it [B]."""
-        return self.activations + self.gradients + self.gathered + self.scratch
-
 
 class _Numbers(NamedTuple):
     """Numbers of weights of a stage: of a layer, of all other weights, and of the whole stage [-]."""
@@ -289,24 +284,33 @@ def _make_stage(
 
 
 def _measure_stage(case: Case, software: _Software, stage: _Stage) -> HeldMemory:
-    """Memory of a rank of a stage."""
+    """Memory of a rank of a stage at its fullest moment.
+
+    What an offload takes away is not the same at all moments, so that the fullest one is that of what
+    stays.
+    """
     s, sizes, weights = case.s, case.sizes, stage.weights
-    fullest = _find_fullest(_list_candidates(case, software, stage))
-    # of shards: gradients that are not yet reduced are what collectives send
     shares = (s.zero > 0) & ~software.whole_buffers
-    reduced = sizes.wide * weights.trained.all / weights.owners
-    unreduced = np.where(shares, np.maximum(fullest.gradients - reduced, 0.0), 0.0)
-    messages = _hold_messages(case, software, stage)
-    held = HeldMemory(
-        parameters=_hold_parameters(s, sizes, software, weights) + _hold_fp8(case, stage),
-        gradients=fullest.gradients - unreduced,
-        states=_hold_states(case.model, s, sizes, software, weights),
-        activations=fullest.activations + _hold_inputs(case, software),
-        communication=fullest.gathered + unreduced + messages,
-        workspace=fullest.scratch,
-    )
     shards = weights.trained.all / weights.owners
-    return move_held(case, held, shards, whole_buffers=software.whole_buffers)
+    parameters = _hold_parameters(s, sizes, software, weights) + _hold_fp8(case, stage)
+    states = _hold_states(case.model, s, sizes, software, weights)
+    inputs = _hold_inputs(case, software)
+    messages = _hold_messages(case, software, stage)
+    moments: list[HeldMemory] = []
+    for candidate in _list_candidates(case, software, stage):
+        # of shards: gradients that are not yet reduced are what collectives send
+        unreduced = np.maximum(candidate.gradients - sizes.wide * shards, 0.0)
+        unreduced = np.where(shares, unreduced, 0.0)
+        held = HeldMemory(
+            parameters=parameters,
+            gradients=candidate.gradients - unreduced,
+            states=states,
+            activations=candidate.activations + inputs,
+            communication=candidate.gathered + unreduced + messages,
+            workspace=candidate.scratch,
+        )
+        moments.append(move_held(case, held, shards, whole_buffers=software.whole_buffers))
+    return _find_fullest(moments)
 
 
 def _hold_inputs(case: Case, software: _Software) -> Array:
@@ -374,12 +378,12 @@ def _hold_states(
     )
 
 
-def _find_fullest(candidates: Sequence[_Candidate]) -> _Candidate:
+def _find_fullest(moments: Sequence[HeldMemory]) -> HeldMemory:
     """The fullest of some moments, and the first of equal ones."""
-    fullest = candidates[0]
-    for candidate in candidates[1:]:
-        fuller = candidate.total > fullest.total
-        fullest = map_arrays(partial(np.where, fuller), candidate, fullest)
+    fullest = moments[0]
+    for held in moments[1:]:
+        fuller = held.total > fullest.total
+        fullest = map_arrays(partial(np.where, fuller), held, fullest)
     return fullest
 
 

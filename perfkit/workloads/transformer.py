@@ -1143,6 +1143,8 @@ class Transformer:
                 said.append(f"{self.dense_layers} dense layers")
             if not self.spread_of_tokens.is_balanced:
                 said.append(f"imbalance {show(self.imbalance)}")
+        if self.mtp_layers > 0:
+            said.append(f"{self.mtp_layers} MTP layers")
         if self.lora_rank > 0:
             said.append(f"LoRA rank {self.lora_rank} on {show(self.lora_modules)}")
         if self.frozen_format:
