@@ -527,7 +527,7 @@ PREDICT = "predict --model gpt2 --platform h100-sxm-8"
 SHARD = "shard --model dlrm-default --platform h100-sxm-8 --ranks 2"
 #: Mistaken commands, and what a user of the command line can do about them.
 MISTAKES = {
-    f"{PREDICT} --parallel hsdp": "which only Python takes",
+    f"{PREDICT} --parallel hsdp": "take --dp, --zero 3 and --shards",
     f"{PREDICT} --parallel tp": "known are ddp, zero1, zero2, fsdp",
     f"{PREDICT} --sequence 4096": "take --sequence 1024 or less, or another model",
     f"{PREDICT} --batch 1.5": r"argument --batch: '1\.5' is no whole number",
@@ -551,6 +551,9 @@ MISTAKES = {
     "predict --model config.json --platform h100-sxm-8": "config.json",
     "predict --model dlrm-mlperf --platform h100-sxm-8 --lora-rank 8": "lora_rank is given; a DLRM",
     "explore --model gpt2 --platform h100-sxm-8 --batch 8": "required: --ranks",
+    "explore --model llama-3-70b --platform h100-sxm-8 --ranks 8 --batch 8 --dtype bf16 --mixed": (
+        r"from perfkit predict --tp \d .*take --\w+"
+    ),
     "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --tp 2": "arguments: --tp",
     "platforms h100": "unrecognized arguments: h100; perfkit platforms takes --json",
     f"{SHARD} --memory 80GB": "'80GB' is no number; write it without a unit, such as 80e9",

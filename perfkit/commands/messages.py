@@ -20,7 +20,7 @@ class Saying(NamedTuple):
 SAYINGS = (
     Saying(
         r"hybrid sharding is a strategy: take strategy=Strategy\.hsdp\(.*",
-        "hybrid sharding is a strategy, which only Python takes: pk.predict and pk.explore",
+        "hybrid sharding is a strategy: take --dp, --zero 3 and --shards, the ranks that share",
     ),
     Saying(
         r"the model has (\d+) positions; shorten it or raise positions",
@@ -65,6 +65,11 @@ SAYINGS = (
 )
 
 
+#: A strategy as Python writes it, and an argument with its value.
+_STRATEGY = re.compile(r"\bStrategy\(([^()]*)\)")
+_ARGUMENT = re.compile(r"\b([a-z]\w*)=('[^']*'|[\w.]+),?")
+
+
 def say_for_commands(text: str) -> str:
     """Put an error of the library into the words of the command line.
 
@@ -72,10 +77,22 @@ def say_for_commands(text: str) -> str:
     --------
     >>> say_for_commands("mixed is True with dtype 'fp32'")
     '--mixed is given with --dtype fp32'
+    >>> say_for_commands("from Strategy(tp=2, sequence_parallel=True) take offload='optimizer' (fits)")
+    'from perfkit predict --tp 2 --sequence-parallel take --offload optimizer (fits)'
     """
     for saying in SAYINGS:
         text = re.sub(saying.library, saying.command, text)
-    return text
+    text = _STRATEGY.sub(r"perfkit predict \1", text)
+    return _ARGUMENT.sub(_write_option, text)
+
+
+def _write_option(argument: re.Match[str]) -> str:
+    """Write an argument of Python as an option."""
+    name, value = argument.groups()
+    option = f"--{name.replace('_', '-')}"
+    if value == "True":
+        return option
+    return f"{option} {value.strip(chr(39))}"
 
 
 def describe_usage_error(error: click.UsageError) -> str:
