@@ -3,6 +3,7 @@
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -756,6 +757,27 @@ def test_a_padded_vocabulary_has_the_words_of_its_multiple_on_each_rank() -> Non
     assert megatron.memory().total == by_hand.memory().total
     assert closed["time"][0] == pytest.approx(megatron.time, rel=0.01)
     assert not [text for text in megatron.warnings if "pad these sizes" in text]
+
+
+def test_a_vocabulary_that_is_not_padded_is_told_what_pads_it() -> None:
+    """Where Megatron-LM is the usual software, which pads if it is stated; others do not pad."""
+    model = pk.Transformer.gpt2(batch=8, dtype="bf16", mixed=True)
+
+    def find_remedy(**settings: Any) -> list[str]:
+        with keep_quiet():
+            said = pk.predict(model, "a100-sxm-8", **settings).warnings
+        return [text.partition("pad these sizes")[2] for text in said if "pad these sizes" in text]
+
+    by_hand = ": take vocabulary_multiple=128"
+    stages = pk.Strategy(pp=2, dp=2)
+    assert find_remedy() == [by_hand]
+    assert find_remedy(strategy=stages) == [
+        f"{by_hand}, or stack='megatron', which pads so where it is stated"
+    ]
+    assert not find_remedy(strategy=stages, stack="megatron")
+    assert find_remedy(strategy=stages, stack="fsdp") == [by_hand]
+    model = replace(model, vocabulary_multiple=128)
+    assert not find_remedy()
 
 
 def test_a_padded_vocabulary_in_a_sweep_of_arrays() -> None:

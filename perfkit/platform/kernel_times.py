@@ -602,18 +602,21 @@ def list_unaligned(machine: Machine, kind: str) -> UnalignedSlowdown:
     return slowdowns[max(least for least in slowdowns if least <= known)]
 
 
-def say_unaligned(machine: Machine, kind: str, dtype: str, module: str = "") -> str:
+def say_unaligned(
+    machine: Machine, kind: str, dtype: str, module: str = "", remedy: str = ""
+) -> str:
     """Say that products without aligned rows take longer, or, where that was not measured, have a
-    wider interval."""
+    wider interval; and what pads them, where that is known."""
     rows = f"{16 / DTYPES[dtype]:g}"
     slowdown = list_unaligned(machine, kind)
     odd, even = slowdown.of_4_bytes, slowdown.of_16_bytes
     products = "batched products" if kind == "bmm" else "products"
     of = f" of module {module!r}" if module else ""
+    next_step = f"pad these sizes: {remedy}" if remedy else "pad these sizes"
     text = f"{products} in {dtype}{of} with rows that are no multiple of {rows} numbers"
     if odd > 1:
         most = " times as long"
         if DTYPES[dtype] <= 2 and odd > even:
             most = f" to {odd:g} times as long, odd ones the longest"
-        return f"{text} take {even:g}{most}; pad these sizes"
-    return f"{text} may take twice as long: none was measured; pad these sizes"
+        return f"{text} take {even:g}{most}; {next_step}"
+    return f"{text} may take twice as long: none was measured; {next_step}"

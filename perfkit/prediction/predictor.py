@@ -51,6 +51,7 @@ from perfkit.workloads.stack import (
     Stack,
     apply_stack,
     list_savings,
+    name_padding,
     note_misfits,
     note_unpriced,
 )
@@ -184,7 +185,7 @@ def predict(
         and execution leave at their defaults. By default the usual one, see
         `perfkit.workloads.stack.name_usual_stacks`: gradients of micro-batches are added up as it
         does, products are padded where it pads them, and its level scales the time; its other facts
-        change nothing. Captured graphs stay as they are.
+        change nothing, as the padding of the vocabulary by Megatron-LM: state it for these. Captured graphs stay as they are.
 
     Returns
     -------
@@ -248,7 +249,8 @@ def predict(
     advise = partial(
         _advise, workload, strategy, resolved.ranks, machine, execution, stack, savings
     )
-    notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan, advise)
+    padding = name_padding(work.workload, software, is_stated=stack is not None)
+    notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan, advise, padding)
     of_level = note_level(machine, software, resolved.workload, resolved.ranks)
     of_facts = note_unpriced(work.workload, software)
     of_facts += note_misfits(work.workload, software, is_stated=stack is not None)
@@ -443,6 +445,7 @@ def collect_notes(
     bottleneck: str,
     plan: Plan | None,
     advise: Callable[[], str],
+    padding: str,
 ) -> Notes:
     """Say what the time rests on that was not measured, and what somebody may not have chosen.
 
@@ -462,6 +465,8 @@ def collect_notes(
         Placement of embedding tables.
     advise : callable
         Says what would need less memory.
+    padding : str
+        What pads the vocabulary, see `perfkit.workloads.stack.name_padding`.
 
     Returns
     -------
@@ -471,7 +476,12 @@ def collect_notes(
     graphs = [group.graph for group in priced.groups]
     slowest = timings.slowest
     of_times, unmodelled = list_notes(
-        slowest.graph, timings.costs, platform, resolved.workload.family, resolved.ranks
+        slowest.graph,
+        timings.costs,
+        platform,
+        resolved.workload.family,
+        resolved.ranks,
+        padding,
     )
     of_graphs = dict.fromkeys(note for graph in graphs for note in graph.notes)
     of_memory = find_shortage(graphs, platform, advise)

@@ -47,6 +47,8 @@ _EMBEDDING_KERNELS = {
 }
 #: Weights of tables from which on it is said that they are updated as a whole [-].
 _LARGE = 1e7
+#: The module whose product has a row for each word.
+_HEAD = "head"
 
 
 def _list_not_timed() -> dict[str, str]:
@@ -202,7 +204,9 @@ def is_timed_function(kind: str, function: str) -> bool:
     return function.removesuffix(".rms") in MEASURED_FUNCTIONS[kind]
 
 
-def find_unmeasured(graph: Graph, costs: Costs, platform: Platform) -> Unmeasured:
+def find_unmeasured(
+    graph: Graph, costs: Costs, platform: Platform, padding: str = ""
+) -> Unmeasured:
     """Find the operations of a graph that have no model, or are priced by a stand-in.
 
     Parameters
@@ -213,6 +217,8 @@ def find_unmeasured(graph: Graph, costs: Costs, platform: Platform) -> Unmeasure
         Its times.
     platform : Platform
         Where it runs.
+    padding : str, optional
+        What pads the vocabulary of this workload, see `perfkit.workloads.stack.name_padding` [-].
 
     Returns
     -------
@@ -236,7 +242,8 @@ def find_unmeasured(graph: Graph, costs: Costs, platform: Platform) -> Unmeasure
             slow = unaligned_times * (costs.classes == index)
             if slow.any():
                 module = graph.labels[int(slow.argmax())].module
-                note = say_unaligned(platform, kind, model.dtype, module)
+                remedy = padding if module == _HEAD else ""
+                note = say_unaligned(platform, kind, model.dtype, module, remedy)
                 stand_ins[note] += float(slow.sum())
         if fit is not None and fit.stands_for:
             note = fit.notes[0] if fit.notes else f"{kind} was not measured"
@@ -251,11 +258,11 @@ def find_unmeasured(graph: Graph, costs: Costs, platform: Platform) -> Unmeasure
 
 
 def list_notes(
-    graph: Graph, costs: Costs, platform: Platform, family: str, ranks: int
+    graph: Graph, costs: Costs, platform: Platform, family: str, ranks: int, padding: str = ""
 ) -> tuple[tuple[str, ...], dict[str, float]]:
-    """What a reader should know before trusting the time of a graph; the time of operations without
-    a model [s]."""
-    unmodelled, stand_ins, of_unknown = find_unmeasured(graph, costs, platform)
+    """What a reader should know before trusting the time of a graph, with what pads its vocabulary;
+    the time of operations without a model [s]."""
+    unmodelled, stand_ins, of_unknown = find_unmeasured(graph, costs, platform, padding)
     notes, kind, context, total = [], family or "such", platform.context, float(costs.seconds.sum())
     if context.is_calibrated and family not in context.iterations:
         notes.append(

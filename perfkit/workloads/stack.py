@@ -330,6 +330,9 @@ def _check_level(stack: Stack, known: Mapping[str, Stack]) -> None:
 
 #: Stacks that perfkit knows, by name.
 STACKS = _read_stacks()
+#: To what a vocabulary is usually padded, the default of `--make-vocab-size-divisible-by` of Megatron-LM
+#: [-].
+_USUAL_MULTIPLE = 128
 
 
 def find_stack(name: str | Stack) -> Stack:
@@ -624,6 +627,43 @@ def note_unpriced(workload: Any, stack: Stack) -> tuple[str, ...]:
     return (
         f"stack {stack.name!r}: {listed} {verb} stated and not priced, the time is that without {them}",
     )
+
+
+def name_padding(workload: Any, stack: Stack, *, is_stated: bool) -> str:
+    """Name what pads the vocabulary of a Transformer.
+
+    Parameters
+    ----------
+    workload : Workload, Graph or sequence of Graph
+        What is predicted.
+    stack : Stack
+        The software, with the settings that win over its facts.
+    is_stated : bool
+        Whether this software was asked for. The usual one changes no sizes, so that it pads only
+        where it is stated.
+
+    Returns
+    -------
+    padding : str
+        Settings of Python; empty where the vocabulary is padded, or needs no padding.
+
+    Examples
+    --------
+    >>> model = Transformer.gpt2(batch=8)
+    >>> name_padding(model, find_stack("fsdp"), is_stated=False)
+    'take vocabulary_multiple=128'
+    >>> name_padding(model, find_stack("megatron"), is_stated=False)
+    "take vocabulary_multiple=128, or stack='megatron', which pads so where it is stated"
+    """
+    if not isinstance(workload, Transformer) or np.any(workload.vocabulary_multiple != 1):
+        return ""
+    if not np.any(workload.vocabulary % _USUAL_MULTIPLE):
+        return ""
+    by_hand = f"take vocabulary_multiple={_USUAL_MULTIPLE}"
+    usual = STACKS.get(stack.name)
+    if is_stated or usual is None or usual.vocabulary_multiple == 1:
+        return by_hand
+    return f"{by_hand}, or stack={stack.name!r}, which pads so where it is stated"
 
 
 def note_misfits(workload: Any, stack: Stack, *, is_stated: bool = True) -> tuple[str, ...]:

@@ -922,7 +922,7 @@ class Transformer:
         (577, 86859496)
         """
         of_images = [name for name in PRESETS if "patch" in PRESETS[name]]
-        if preset not in of_images:
+        if not isinstance(preset, str) or preset not in of_images:
             raise ValueError(
                 f"preset is {show(preset)}; models of images are {', '.join(of_images)}; "
                 "Transformer.from_config reads the config.json of any other"
