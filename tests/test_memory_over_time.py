@@ -156,6 +156,22 @@ def test_what_is_known_at_its_fullest_moment_alone_has_no_course() -> None:
     assert len(list(prediction.sections())) + 1 == len(list(with_course.sections()))
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_replicas_have_a_course_whatever_they_share(zero: int) -> None:
+    prediction = predict(LLAMA, strategy=pk.Strategy(dp=8, zero=zero))
+    assert prediction.memory_over_time()["total_bytes"].max() == prediction.memory().total
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [pk.Strategy(pp=2, dp=4), pk.Strategy(cp=2, dp=4), pk.Strategy.hsdp(8, shards=4)],
+    ids=["stages", "sequences", "hybrid shards"],
+)
+def test_stages_shared_sequences_and_hybrid_shards_have_no_course(strategy: pk.Strategy) -> None:
+    with pytest.raises(ValueError, match="only the fullest moment is known"):
+        predict(LLAMA, strategy=strategy).chart("memory")
+
+
 def test_a_chart_stacks_uses_and_marks_the_peak() -> None:
     rows = [
         {"time_s": 0.0, "a_bytes": 1.0, "b_bytes": 0.0, "c_bytes": 0.0, "total_bytes": 1.0},

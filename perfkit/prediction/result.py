@@ -344,7 +344,9 @@ class Prediction(Tabular):
         Raises
         ------
         ValueError
-            For a strategy whose memory is known at its fullest moment alone.
+            For a strategy whose memory is known at its fullest moment alone: ranks share layers,
+            sequences or experts, there are stages, hybrid shards, an offload or selective
+            checkpoints, or a stated stack keeps buffers as Megatron-LM does.
 
         Notes
         -----
@@ -476,7 +478,8 @@ class Prediction(Tabular):
         Parameters
         ----------
         kind : str
-            ``breakdown``, ``timeline``, ``modules`` or ``memory``, see `memory_over_time`.
+            ``breakdown``, ``timeline``, ``modules`` or ``memory``, see `memory_over_time`: of one rank,
+            replicas with `zero` 0 to 3, a DLRM and captured steps.
 
         Raises
         ------
