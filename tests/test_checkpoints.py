@@ -272,13 +272,11 @@ def price(model: Transformer, strategy: Strategy) -> dict[str, float]:
 
 
 def check_roads(model: Transformer, strategy: Strategy) -> None:
-    """Time within 3 %, memory within 1.5 %: the graph holds a mask of scores (8.4 MB) for each layer,
-    micro-batch and time that it is computed again, the closed form one of a micro-batch, which is
-    1.3 % of eight layers that are computed again in two passes."""
+    """Time within 3 %, memory within 1 %."""
     prediction = pk.predict(model, GPU, strategy=strategy)
     closed = price(model, strategy)
     assert closed["time"] == pytest.approx(prediction.time, rel=0.03), strategy
-    assert closed["needs"] == pytest.approx(prediction.memory().total, rel=0.015), strategy
+    assert closed["needs"] == pytest.approx(prediction.memory().total, rel=0.01), strategy
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -296,6 +294,24 @@ def test_both_roads_agree(name: str, way: str) -> None:
     strategy = replace(_WAYS[way], checkpoint=name)
     check_roads(LLAMA, strategy)
     check_roads(LLAMA, replace(strategy, checkpoint_layers=1))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["none", "full", "norms+activation"])
+def test_a_mask_of_scores_is_held_once(name: str) -> None:
+    """Not once a layer, micro-batch and time that it is computed again."""
+    strategy = replace(_WAYS["fsdp"], checkpoint=name)
+    held = pk.predict(LLAMA, GPU, strategy=strategy).memory().total
+    # counters of steps of the optimizer are not in the closed form
+    assert price(LLAMA, strategy)["needs"] == pytest.approx(held, abs=1e4)
+    mask = 2 * LLAMA.sequence**2
+    [graph] = replace(LLAMA, batch=2, checkpoint=name).graphs(accelerator=True)
+    adds = [place for place, label in enumerate(graph.labels) if label.name == "add"]
+    reads = graph.accesses.select(graph.accesses.find_of(np.array(adds)))
+    masks = reads.buffer[(reads.nbytes == mask) & ~reads.is_write]
+    again = LLAMA.layers if name == "full" else 0
+    assert len(masks) == LLAMA.layers + again
+    assert len(np.unique(masks)) == 1
 
 
 @pytest.mark.filterwarnings("ignore")

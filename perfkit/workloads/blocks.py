@@ -588,7 +588,7 @@ class InputBytes(NamedTuple):
     Parameters
     ----------
     shared : int or array
-        Angles of positions, which all micro-batches share [B].
+        Angles of positions and a mask of attention, which all micro-batches share [B].
     of_micro_batch : int or array
         Words and labels of a micro-batch [B].
     """
@@ -752,6 +752,7 @@ def record_part(
 def _measure_inputs(tape: Tape) -> InputBytes:
     """Bytes that the forward pass of a tape reads first, but for weights."""
     met = {weight.storage for weight in tape.weights}
+    of_all_layers = {one.storage for one in (tape.angles, tape.mask) if one is not None}
     shared: Any = 0
     of_micro_batch: Any = 0
     for operation in tape.operations:
@@ -761,7 +762,7 @@ def _measure_inputs(tape: Tape) -> InputBytes:
             met.add(access.storage)
             if access.is_write:
                 continue
-            if tape.angles is not None and access.storage == tape.angles.storage:
+            if access.storage in of_all_layers:
                 shared = shared + access.nbytes
             else:
                 of_micro_batch = of_micro_batch + access.nbytes

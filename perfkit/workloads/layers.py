@@ -410,8 +410,7 @@ def eager_attention(
     if capped:
         scores = cap(tape, scores)
     if causal:
-        mask = tape.tensor(sequence, sequence)
-        scores = tape.apply(Add(), scores, mask)
+        scores = tape.apply(Add(), scores, tape.share_mask(sequence))
     probabilities = tape.apply(Softmax(), cast(tape, scores, tape.wide))
     probabilities = dropout(tape, drop, probabilities)
     mixed = bmm(tape, probabilities, contiguous(tape, v))

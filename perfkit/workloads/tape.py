@@ -211,6 +211,8 @@ class Tape:
         self.pieces: list[Piece] = []
         #: Angles of positions as complex numbers in fp32, which all layers and micro-batches share.
         self.angles: Tensor | None = None
+        #: Mask of causal attention whose scores are in memory, which they share, too.
+        self.mask: Tensor | None = None
 
     def tensor(self, *shape: Any, itemsize: int = 0, needs_gradient: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
@@ -221,10 +223,22 @@ class Tape:
         """Angles of positions, `numbers` of each of `rows`: those of the first layer that asks, as
         models keep one table of them for all layers."""
         if self.angles is None:
-            layer, self.layer = self.layer, None
-            self.angles = self.tensor(rows, numbers, itemsize=8)
-            self.layer = layer
+            self.angles = self._make_shared(rows, numbers, itemsize=8)
         return self.angles
+
+    def share_mask(self, sequence: Any) -> Tensor:
+        """Mask of `sequence` queries and as many keys: that of the first layer that asks, as models
+        make one for all layers."""
+        if self.mask is None:
+            self.mask = self._make_shared(sequence, sequence)
+        return self.mask
+
+    def _make_shared(self, *shape: Any, itemsize: int = 0) -> Tensor:
+        """A tensor of no layer."""
+        layer, self.layer = self.layer, None
+        shared = self.tensor(*shape, itemsize=itemsize)
+        self.layer = layer
+        return shared
 
     def _align_first_layer(self) -> None:
         """Give the first layer as many storages as the second one, if its backward pass was shorter:
