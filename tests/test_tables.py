@@ -143,3 +143,32 @@ def test_tables_of_more_bytes_than_an_integer_holds_are_listed_and_priced() -> N
     tables = TableSet((EmbeddingTable(2**62, 64), EmbeddingTable(1000, 64)), batch=64)
     assert tables.table()["nbytes"][0] == 2.0**70
     assert price_plan(tables, "h100-sxm-8", Plan.round_robin(2, ranks=2)).memory.max() >= 2.0**70
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kernel": "hbm"}, "kernel is 'hbm'; known are fused, uvm, uvm_caching, key_value"),
+        ({"load_factor": 0.3}, "load_factor is 0.3 with kernel 'fused', which has no cache"),
+        ({"kernel": "uvm", "load_factor": 0.3}, "load_factor is 0.3 with kernel 'uvm'"),
+        ({"kernel": "uvm_caching", "load_factor": 0}, "load_factor is 0; it must be a number"),
+        ({"kernel": "uvm_caching", "load_factor": 1.5}, "load_factor is 1.5; it must be a number"),
+    ],
+)
+def test_kernels_of_tables_are_checked(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EmbeddingTable(1000, 16, **fields)
+
+
+def test_a_cache_holds_a_fifth_of_the_rows_where_nobody_says_it() -> None:
+    """As in TorchRec's planner; a kernel without a cache has no load factor."""
+    assert EmbeddingTable(1000, 16).load_factor is None
+    assert EmbeddingTable(1000, 16, kernel="uvm").load_factor is None
+    assert EmbeddingTable(1000, 16, kernel="uvm_caching").load_factor == 0.2
+    assert EmbeddingTable(1000, 16, kernel="key_value", load_factor=0.5).load_factor == 0.5
+
+
+def test_tables_beyond_device_memory_are_not_priced_as_if_they_were_in_it() -> None:
+    table = EmbeddingTable(1000, 16, name="a", kernel="uvm")
+    with pytest.raises(ValueError, match="kernel of 'a' is 'uvm'"):
+        price_plan(TableSet((table,)), "h100-sxm-8", Plan.round_robin(1, ranks=1))

@@ -31,6 +31,7 @@ from perfkit.models.distributions import (
 )
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.sizes import check_number, check_size, select_sizes
+from perfkit.workloads.table_kernels import FUSED, LOAD_FACTOR, TABLE_KERNELS
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,26 @@ class EmbeddingTable:
         as the table, or more if this table is a part of a larger one.
     spread : float
         Standard deviation of the lookups of a sample, which no prediction uses [-].
+    kernel : str
+        Where the rows lie, in TorchRec's words: ``fused`` (device memory), ``uvm`` (host memory),
+        ``uvm_caching`` (host memory, with a cache in device memory) or ``key_value`` (an SSD). On a
+        CPU all rows lie in host memory, and only ``fused`` is taken.
+    load_factor : float, optional
+        Share of the rows that the cache in device memory holds, for ``uvm_caching`` and
+        ``key_value`` alone; 0.2 where it is not given, as in TorchRec's planner and FBGEMM [-].
 
     Raises
     ------
     ValueError
-        For sizes that are not above zero, and a law of fewer rows than the table.
+        For sizes that are not above zero, a law of fewer rows than the table, an unknown kernel,
+        and a load factor that is not above 0 and at most 1, or of a kernel without a cache.
 
     Examples
     --------
     >>> EmbeddingTable(1_000_000, 64, pooling=8).nbytes
     256000000
+    >>> EmbeddingTable(1_000_000, 64, kernel="uvm_caching").load_factor
+    0.2
     >>> EmbeddingTable(1000, 16, law=Zipf(1000, 1.1, heavy_hitters=(0.3,))).exponent
     1.1
     """
@@ -78,6 +89,8 @@ class EmbeddingTable:
     name: str = ""
     law: Distribution | None = field(default=None, repr=False)
     spread: float = field(default=0.0, repr=False)
+    kernel: str = field(default=FUSED.name, repr=False)
+    load_factor: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for size in ("rows", "dim", "itemsize"):  # Python integers do not overflow
@@ -91,6 +104,7 @@ class EmbeddingTable:
         check_type("name", self.name, str)
         check_positive("spread", self.spread, zero=True)
         set_fields(self, spread=read_number(self.spread))
+        set_fields(self, load_factor=_check_load_factor(self.kernel, self.load_factor))
         if self.law is None:
             return
         check_type("law", self.law, Distribution)
@@ -112,6 +126,22 @@ class EmbeddingTable:
         if self.law is not None:
             return self.law.resize(self.rows)
         return Zipf(self.rows, self.exponent) if self.exponent else Uniform(self.rows)
+
+
+def _check_load_factor(kernel: str, load_factor: Any) -> float | None:
+    """Check the kernel of a table, and the share of its rows that a cache holds [-]."""
+    known = TABLE_KERNELS[check_choice("kernel", kernel, TABLE_KERNELS)]
+    if not known.has_cache:
+        if load_factor is None:
+            return None
+        caching = " and ".join(name for name, one in TABLE_KERNELS.items() if one.has_cache)
+        raise ValueError(
+            f"load_factor is {show(load_factor)} with kernel {kernel!r}, which has no cache; give it "
+            f"with {caching} only"
+        )
+    if load_factor is None:
+        return LOAD_FACTOR
+    return float(check_positive("load_factor", load_factor, maximum=1))
 
 
 def take_part(

@@ -202,6 +202,8 @@ TABLE = {
     "name": TEXTS,
     "spread": 1.0,
     "law": (None, Uniform(10**7), Zipf(2000, 1.1)),
+    "kernel": ("fused", "fused", "uvm", "uvm_caching", "key_value"),
+    "load_factor": (None, None, 0.2, 1),
 }
 LAYERS = {"layers": (*[1, 2, 3] * 5, 10**400)}
 dlrm = Call(pk.DLRM, {"rows": ([1000, 10**6], [2**31, 4])}, DLRM)
