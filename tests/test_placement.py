@@ -405,6 +405,36 @@ def test_bad_plans_of_torchrec_are_refused(plan: Any, message: str) -> None:
         Plan.from_torchrec(plan, TABLES[:1], ranks=2)
 
 
+def test_tables_of_several_modules_may_share_a_name() -> None:
+    tables = [
+        EmbeddingTable(10, 64, name="user", module="sparse.bags"),
+        EmbeddingTable(20, 32, name="user", module="history"),
+        EmbeddingTable(30, 16, name="item", module="history"),
+        EmbeddingTable(40, 16, name="rest"),
+    ]
+    plan = Plan(2, (1, Placement("row_wise", (0, 1)), 0, 1))
+    written = plan.to_torchrec(tables)
+    assert {path: list(part) for path, part in written.items()} == {
+        "sparse.bags": ["user"],
+        "history": ["user", "item"],
+        "embeddings": ["rest"],
+    }
+    assert written["history"]["user"]["shards"][1] == {
+        "rank": 1,
+        "offsets": [10, 0],
+        "sizes": [10, 32],
+    }
+    read = Plan.from_torchrec(written, tables[::-1], ranks=2)
+    assert read.owners == plan.owners[::-1]
+    assert read.names == ("rest", "item", "history.user", "sparse.bags.user")
+    with refuse("two tables of module 'm' are named 'user'"):
+        plan.to_torchrec(tables, module="m")
+    with refuse("'more.item' is in the plan only"):
+        Plan.from_torchrec({**written, "more": {"item": {}}}, tables, ranks=2)
+    with refuse("two tables are 'history.item'"):
+        Plan.from_torchrec(written, [*tables, tables[2]], ranks=2)
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [

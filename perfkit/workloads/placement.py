@@ -516,7 +516,7 @@ class Plan:
             return cls.from_json(Path(path).read_bytes().decode("utf-8-sig"), origin=str(path))
 
     def to_torchrec(
-        self, tables: Sequence[EmbeddingTable], *, module: str = "embeddings"
+        self, tables: Sequence[EmbeddingTable], *, module: str | None = None
     ) -> dict[str, Any]:
         """The plan as a plain dictionary, from which TorchRec plans can be built.
 
@@ -525,7 +525,8 @@ class Plan:
         tables : sequence of EmbeddingTable
             The tables of this plan.
         module : str, optional
-            Path of the embedding collection in the model.
+            Path of the embedding collection in the model; by default that of each table, and
+            ``embeddings`` for tables that name none.
 
         Returns
         -------
@@ -545,7 +546,7 @@ class Plan:
         {'rank': 1, 'offsets': [5, 0], 'sizes': [5, 16]}
         """
         tables = list_tables("tables", tables)
-        check_type("module", module, str)
+        check_type("module", module, str | None)
         for number, placement in enumerate(self.placements):
             if placement.traits.torchrec_name is None:
                 fault = f"table {number} is {placement.kind}, which TorchRec does not have"
@@ -558,16 +559,25 @@ class Plan:
                 "sizes": [s.rows, s.columns],
             }
             shards[s.table].append(box)
-        entries = {}
-        names = name_tables(tables)
-        for name, placement, boxes in zip(names, self.placements, shards, strict=True):
+        plan: dict[str, Any] = {}
+        for number, (table, placement) in enumerate(zip(tables, self.placements, strict=True)):
+            path = module
+            if path is None:
+                path = table.module or "embeddings"
+            name = table.name or f"table {number}"
+            entries = plan.setdefault(path, {})
+            if name in entries:
+                raise ValueError(
+                    f"two tables of module {show(path)} are named {show(name)}; leave module out, or "
+                    "name them differently"
+                )
             entries[name] = {
                 "sharding_type": placement.traits.torchrec_name,
                 "compute_kernel": "dense" if placement.traits.is_copied else "fused",
                 "ranks": list(placement.ranks),
-                "shards": boxes,
+                "shards": shards[number],
             }
-        return {module: entries}
+        return plan
 
     @classmethod
     def from_torchrec(
@@ -583,15 +593,15 @@ class Plan:
         plan : mapping
             Module to table to ``sharding_type``, ``ranks`` and, for splits by columns, ``shards``.
         tables : sequence of EmbeddingTable
-            The tables, by their names.
+            The tables, by their names, and by their modules where they have some.
         ranks : int
             Number of ranks [-].
 
         Raises
         ------
         ValueError
-            For a table that is missing, unknown or in two modules, and for an unknown kind of
-            placement.
+            For a table that is missing or unknown, for one in two modules that names none, and for
+            an unknown kind of placement.
 
         Warns
         -----
@@ -649,39 +659,79 @@ def _read_torchrec(
         raise ValueError(
             "it is a plan that perfkit wrote; read it with Plan.load or Plan.from_json"
         )
-    entries = dict[str, tuple[str, Mapping[str, Any]]]()
-    for module, part in plan.items():
-        check_type(f"module {show(module)}", part, Mapping)
-        for name, entry in part.items():
-            place = f"{module}.{name}"
-            check_type(place, entry, Mapping)
-            if name in entries:
-                raise ValueError(
-                    f"{show(name)} is twice in the plan, as {entries[name][0]} and as {place}; "
-                    "a plan has each table once"
-                )
-            entries[name] = place, entry
+    entries = _find_entries(plan, tables)
     names = name_tables(tables)
-    odd = set(names) ^ set(entries)
-    if odd:
-        raise ValueError(
-            f"{show(min(odd))} is in {'the tables' if min(odd) in names else 'the plan'} only"
-        )
     known: dict[_Entry, Placement] = {}
     owners = [
-        _place(_read_entry(*entries[name], table), entries[name][0], known)
-        for name, table in zip(names, tables, strict=True)
+        _place(_read_entry(entry.place, entry.values, table), entry.place, known)
+        for entry, table in zip(entries, tables, strict=True)
     ]
     read = Plan(ranks, tuple(owners), tuple(names))
-    notes = _list_unused({name: entries[name][1] for name in names})
+    values = [entry.values for entry in entries]
+    notes = _list_unused(dict(zip(names, values, strict=True)))
     uneven = [
         name
-        for name, owner, table in zip(names, owners, tables, strict=True)
-        if _has_other_rows(entries[name][1], owner, table)
+        for name, entry, owner, table in zip(names, values, owners, tables, strict=True)
+        if _has_other_rows(entry, owner, table)
     ]
     if uneven:
         notes.append(f"rows of the shards of {_count(uneven)} are priced as equal blocks")
     return read, notes
+
+
+class _TorchrecEntry(NamedTuple):
+    """A table of a plan of TorchRec, and its place in errors."""
+
+    place: str
+    values: Mapping[str, Any]
+
+
+def _find_entries(
+    plan: Mapping[str, Any], tables: Sequence[EmbeddingTable]
+) -> list[_TorchrecEntry]:
+    """The entry of each table; each entry is that of one table."""
+    modules = dict[str, list[str]]()  # by the name of a table
+    for module, part in plan.items():
+        check_type(f"module {show(module)}", part, Mapping)
+        for name, entry in part.items():
+            check_type(f"{module}.{name}", entry, Mapping)
+            modules.setdefault(name, []).append(module)
+    entries = []
+    taken = set[tuple[str, str]]()
+    for number, table in enumerate(tables):
+        name = table.name or f"table {number}"
+        module = _find_module(name, table.module, modules.get(name, []))
+        if (module, name) in taken:
+            raise ValueError(
+                f"two tables are {show(f'{module}.{name}')}; every table needs a name of its own"
+            )
+        taken.add((module, name))
+        entries.append(_TorchrecEntry(f"{module}.{name}", plan[module][name]))
+    for name, owners in modules.items():
+        for module in owners:
+            if (module, name) not in taken:
+                raise ValueError(f"{show(_name_entry(module, name, owners))} is in the plan only")
+    return entries
+
+
+def _find_module(name: str, module: str, modules: Sequence[str]) -> str:
+    """The module of a plan that has a table; `module` is what the table says, empty if nothing."""
+    if module in modules:
+        return module
+    if not modules:
+        raise ValueError(f"{show(name)} is in the tables only")
+    if len(modules) == 1:
+        return modules[0]
+    places = " and as ".join(f"{path}.{name}" for path in modules[:2])
+    raise ValueError(
+        f"{show(name)} is twice in the plan, as {places}; the table must name its module, as "
+        f"EmbeddingTable(..., module={modules[0]!r})"
+    )
+
+
+def _name_entry(module: str, name: str, modules: Sequence[str]) -> str:
+    """The name of a table of a plan, behind its module where several modules have the name."""
+    return name if len(modules) == 1 else f"{module}.{name}"
 
 
 def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> _Entry:

@@ -64,6 +64,9 @@ class EmbeddingTable:
     load_factor : float, optional
         Share of the rows that the cache in device memory holds, for ``uvm_caching`` and
         ``key_value`` alone; 0.2 where it is not given, as in TorchRec's planner and FBGEMM [-].
+    module : str
+        Path of the module that has the table, as ``sparse.ebc`` in a model of TorchRec. Tables of
+        several modules may share a name.
 
     Raises
     ------
@@ -91,6 +94,7 @@ class EmbeddingTable:
     spread: float = field(default=0.0, repr=False)
     kernel: str = field(default=FUSED.name, repr=False)
     load_factor: float | None = field(default=None, repr=False)
+    module: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for size in ("rows", "dim", "itemsize"):  # Python integers do not overflow
@@ -102,6 +106,7 @@ class EmbeddingTable:
         check_positive("exponent", self.exponent, zero=True, maximum=10)
         set_fields(self, exponent=read_number(self.exponent))
         check_type("name", self.name, str)
+        check_type("module", self.module, str)
         check_positive("spread", self.spread, zero=True)
         set_fields(self, spread=read_number(self.spread))
         set_fields(self, load_factor=_check_load_factor(self.kernel, self.load_factor))
@@ -288,6 +293,8 @@ class TableSet(Tabular):
 def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
     """Names of tables; a table without a name is called by its number.
 
+    Where tables of several modules have one name, their module comes before it.
+
     Parameters
     ----------
     tables : sequence of EmbeddingTable
@@ -297,8 +304,23 @@ def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
     -------
     names : list of str
         One for each.
+
+    Examples
+    --------
+    >>> user = EmbeddingTable(1000, 64, name="user", module="sparse.bags")
+    >>> name_tables([user, EmbeddingTable(10, 16)])
+    ['user', 'table 1']
+    >>> name_tables([user, EmbeddingTable(500, 64, name="user", module="history")])
+    ['sparse.bags.user', 'history.user']
     """
-    return [table.name or f"table {number}" for number, table in enumerate(tables)]
+    names = [table.name or f"table {number}" for number, table in enumerate(tables)]
+    if len(set(names)) == len(names):
+        return names
+    counts = Counter(names)
+    for number, table in enumerate(tables):
+        if counts[names[number]] > 1 and table.module:
+            names[number] = f"{table.module}.{names[number]}"
+    return names
 
 
 def list_tables(name: str, tables: Any) -> tuple[EmbeddingTable, ...]:
