@@ -334,7 +334,7 @@ def test_the_best_of_all_plans_is_found_and_not_below_the_bound(
     capacity = 0.7 * float(alone.memory.max()) + alone.reserved  # not all on one rank
 
     problem = set_up(tables, "h100-sxm-8", 2, capacity, objective, "local")
-    constraints = read_constraints("abc", 2, forbid=forbid)
+    constraints = read_constraints("abc", 2, forbid=forbid, min_columns=4)
     options = list_candidates(replace(problem, constraints=constraints))
     placements: list[list[Placement]] = [[] for _ in tables]
     for table, kind, shards in zip(options.unit, options.kind, options.shards, strict=True):
@@ -347,7 +347,7 @@ def test_the_best_of_all_plans_is_found_and_not_below_the_bound(
             times.append(price.time)
     least = min(times)
 
-    settings = {"memory": capacity, "objective": objective, "forbid": forbid}
+    settings = {"memory": capacity, "objective": objective, "forbid": forbid, "min_columns": 4}
     result = find(tables, ranks=2, steps=2500, seed=seed, **settings)
     assert result.bound <= least * (1 + 1e-9)
     assert least * (1 - 1e-9) <= result.prediction.time < least * 1.01
@@ -360,7 +360,8 @@ def test_searches_come_near_their_bound(
     cluster: Platform, ranks: int, objective: str, gap: float
 ) -> None:
     tables = TableSet(draw_tables(100, seed=0), batch=65536, embedding="fused")
-    result = find(tables, cluster, ranks=ranks, objective=objective, steps=2500)
+    settings = {"objective": objective, "min_columns": 1}
+    result = find(tables, cluster, ranks=ranks, steps=2500, **settings)
     assert 0 <= result.gap < gap
     assert result.compare()["method"].to_list() == ["search", *BASELINES]
     for price in (result.prediction, *result.baselines.values()):
@@ -657,11 +658,12 @@ def test_what_cannot_be_placed_is_refused(settings: dict[str, Any], message: str
 
 def test_the_ranks_that_would_do_do() -> None:
     tables = TableSet(draw_tables(40, seed=5), batch=1024, embedding="fused")
+    settings = {"memory": 1e9, "min_columns": 1}
     with pytest.raises(InfeasibleError, match="memory: all tables together") as found:
-        find(tables, ranks=2, memory=1e9)
+        find(tables, ranks=2, **settings)
     ranks = int(re.search(r"(\d+) ranks would do", str(found.value))[1])  # type: ignore[index]
     assert 2 < ranks <= 8
-    assert find(replace(tables, batch=ranks * 512), ranks=ranks, memory=1e9).prediction.fits
+    assert find(replace(tables, batch=ranks * 512), ranks=ranks, **settings).prediction.fits
 
 
 def place_first(owner: Placement, ranks: int) -> Plan:
@@ -798,7 +800,8 @@ class Untried(NamedTuple):
 )
 def test_the_bound_holds_for_plans_that_no_search_tries(case: Untried) -> None:
     workload = TableSet([case.table for _ in range(case.count)], batch=case.batch)
-    result = find(workload, ranks=case.ranks, objective=case.objective, steps=20)
+    settings = {"objective": case.objective, "steps": 20, "min_columns": 1}
+    result = find(workload, ranks=case.ranks, **settings)
     plan = place_all(case.count, case.owner, case.ranks)
     price = price_plan(workload, "h100-sxm-8", plan, objective=case.objective)
     assert result.bound <= price.time
@@ -1000,9 +1003,10 @@ def test_forbidding_raises_the_bound_and_gains_no_more_than_the_gap(seed: int) -
 
 def test_a_search_with_forbidden_kinds_counts_its_work_and_can_be_interrupted() -> None:
     told: list[float] = []
-    plain = find()
+    plain = find(min_columns=4)
     kinds = {placement.kind for placement in plain.plan.placements}
-    result = find(forbid=kinds - {"table_wise"}, progress=lambda done, time: told.append(done))
+    settings = {"forbid": kinds - {"table_wise"}, "min_columns": 4}
+    result = find(progress=lambda done, time: told.append(done), **settings)
     assert result.work > plain.work, "the search without forbid goes first"
     assert told == sorted(told)
     assert told[-1] == 1.0
@@ -1010,7 +1014,7 @@ def test_a_search_with_forbidden_kinds_counts_its_work_and_can_be_interrupted() 
     def interrupt(done: float, time: float) -> None:
         raise KeyboardInterrupt
 
-    part = find(forbid=kinds - {"table_wise"}, progress=interrupt)
+    part = find(progress=interrupt, **settings)
     assert part.interrupted
     assert not {placement.kind for placement in part.plan.placements} & (kinds - {"table_wise"})
 
@@ -1111,3 +1115,60 @@ def test_a_short_search_is_no_worse_than_equally_many_tables_on_each_rank() -> N
     result = shard(tables, "v100-sxm-8", ranks=8, seconds=0.02)
     even = price_plan(tables, "v100-sxm-8", Plan.round_robin(40, ranks=8))
     assert result.prediction.time <= even.time * (1 + 1e-9)
+
+
+# Plans that people would run.
+
+
+@pytest.mark.parametrize(
+    ("columns", "least", "most"), [(64, 128, 1), (255, 128, 1), (256, 128, 2), (512, 96, 4)]
+)
+def test_shards_have_at_least_the_columns_that_they_must(
+    columns: int, least: int, most: int
+) -> None:
+    """A table of fewer than twice the width is not split by columns at all."""
+    tables = TableSet([EmbeddingTable(10**6, columns, 50.0)], batch=65536, embedding="fused")
+    by_rows = ("row_wise", "data_parallel")
+    result = find(tables, steps=50, min_columns=least, forbid=by_rows)
+    [placement] = result.plan.placements
+    assert len(placement.ranks) == most
+    assert result.gap >= 0
+    # a bound of wider shards is none of narrower ones
+    assert find(tables, steps=50, min_columns=1, forbid=by_rows).bound < result.bound
+
+
+def test_shards_of_each_table_may_have_their_own_least_columns() -> None:
+    few, many = EmbeddingTable(10**6, 128, 1.0, name="a"), EmbeddingTable(10**6, 128, 60.0)
+    tables = [few, replace(many, name="b"), replace(many, name="c")]
+    workload = TableSet(tables, batch=65536, embedding="fused")
+    kinds = {number: ("row_wise", "data_parallel") for number in range(3)}
+    kinds[1] += ("table_wise",)
+    kinds[2] += ("table_wise",)
+    result = find(workload, steps=50, min_columns={"b": 64, 2: 32}, forbid=kinds)
+    placements = result.plan.placements
+    assert [len(placement.ranks) for placement in placements[:2]] == [1, 2]
+    assert 2 <= len(placements[2].ranks) <= 4
+    with pytest.raises(ValueError, match="table of min_columns is 'd'; known are a, b, c"):
+        find(workload, min_columns={"d": 64})
+    with pytest.raises(ValueError, match="min_columns of 'b' is 0; it must be a whole number"):
+        find(workload, min_columns={"b": 0})
+
+
+def test_a_plan_of_narrow_shards_has_a_price_that_says_so() -> None:
+    plan = place_first(Placement("column_wise", (0, 1)), ranks=8)
+    columns = TABLES.tables[0].dim // 2
+    text = f"a shard of 'table 0' has {columns} columns, fewer than min_columns, 128"
+    price = price_plan(TABLES, "h100-sxm-8", plan)
+    assert price.warnings == (text,)
+    assert text in repr(price)
+    wide = price_plan(TABLES, "h100-sxm-8", plan, min_columns=columns)
+    assert wide.warnings == ()
+    assert wide.time == price.time
+    # what is not split is as wide as it is
+    assert not price_plan(TABLES, "h100-sxm-8", place_all(40, 0, ranks=8)).warnings
+
+
+def test_tables_that_only_narrow_shards_would_hold_are_refused_with_the_next_step() -> None:
+    kinds = ("table_wise", "data_parallel", "row_wise")
+    with pytest.raises(InfeasibleError, match="allow another kind, or fewer than 128 min_columns"):
+        find(forbid=kinds)

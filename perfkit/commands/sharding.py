@@ -58,6 +58,12 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
     help="memory of a rank; default: that of its device",
 )
 @click.option(
+    "--min-columns",
+    type=WHOLE,
+    metavar="COLUMNS",
+    help="least columns of a shard of a split table; default 128 as in TorchRec, 1: no limit",
+)
+@click.option(
     "--seconds",
     type=NUMBER,
     help="time of the search, default 1; --measure: time per placement and pass",
@@ -88,6 +94,7 @@ def shard_command(
     rows: int | None,
     embedding: str | None,
     memory: float | None,
+    min_columns: int | None,
     seconds: float | None,
     steps: int | None,
     seed: int | None,
@@ -102,7 +109,15 @@ def shard_command(
     files = OutputFiles(json_file, report, out)
     files.check()
     if measure:
-        refuse_given(_FOR_SEARCHES, steps=steps, memory=memory, plan=plan, out=out, report=report)
+        refuse_given(
+            _FOR_SEARCHES,
+            steps=steps,
+            memory=memory,
+            min_columns=min_columns,
+            plan=plan,
+            out=out,
+            report=report,
+        )
         check_measurable(platform)
     else:
         if not model and not tables:
@@ -116,7 +131,8 @@ def shard_command(
         answer = _measure(workload, model, platform, settings)
     else:
         settings = keep_given(seconds=seconds, steps=steps, seed=seed)
-        answer = _search(workload, platform, ranks, memory, plan, out, settings)
+        limits = keep_given(memory=memory, min_columns=min_columns)
+        answer = _search(workload, platform, ranks, limits, plan, out, settings)
     files.write(answer)
     return 0
 
@@ -148,19 +164,19 @@ def _search(
     workload: DLRM | TableSet,
     platform: str,
     ranks: int | None,
-    memory: float | None,
+    limits: Mapping[str, Any],
     plan_file: str | None,
     out: str | None,
     settings: Mapping[str, Any],
 ) -> Answer:
-    """Search for a placement, with further settings of `perfkit.shard`, and compare it with the plan of a
-    file, if one is named."""
+    """Search for a placement within limits, with further settings of `perfkit.shard`, and compare it with
+    the plan of a file, if one is named."""
     lines = []
     plan = None
     price_of_plan = None
     if plan_file:
         plan = pk.Plan.load(plan_file)
-        price_of_plan = pk.price_plan(workload, platform, plan, memory=memory)
+        price_of_plan = pk.price_plan(workload, platform, plan, **limits)
     if ranks is None:
         if plan is not None:
             ranks = plan.ranks
@@ -170,7 +186,7 @@ def _search(
             ranks = machine.network.ranks
             reason = f"all of {machine.name}"
         lines.append(f"ranks: {ranks}, {reason}; --ranks takes another number")
-    result = pk.shard(workload, platform, ranks=ranks, memory=memory, **settings)
+    result = pk.shard(workload, platform, ranks=ranks, **limits, **settings)
     price = result.prediction
     table_of_ranks = format_table(write_cells(result.by_rank()), numbers=True)
     lines += [result.explain(), "", table_of_ranks]

@@ -14,8 +14,8 @@ from perfkit.sharding.problem import Candidates, Floors, Problem, Resource
 from perfkit.workloads.placement_kinds import PLACEMENT_KINDS, WHOLE, PlacementKind, Reduction
 from perfkit.workloads.tables import name_tables
 
-#: Smallest number of columns in a shard [-]; docs/formulas.md, table 8.2.
-_NARROWEST = 4
+#: Columns of a shard are a multiple of this number [-]; docs/formulas.md, table 8.2.
+_COLUMNS_AT_A_TIME = 4
 #: Smallest load of a table that is split, over the average load of a rank [-]; docs/formulas.md,
 #: table 8.2.
 _LARGE = 0.2
@@ -81,6 +81,7 @@ class _EntriesOfTables:
         shapes = [(table.rows, table.dim) for table in self.problem.costs.workload.tables]
         # as floats: their products may pass the largest whole number
         self.rows, self.columns = np.array(shapes, dtype=float).T
+        self.most_column_shards = self.problem.constraints.count_column_shards(self.columns)
         self.whole = self.find_loads(WHOLE.name, np.arange(len(shapes))).shard
 
     def select(self, kind: str, members: np.ndarray) -> np.ndarray:
@@ -110,6 +111,10 @@ class _EntriesOfTables:
         exceeds = (self.whole > limit) & (limit > 0)
         return np.asarray(exceeds.any(axis=1))
 
+    def is_too_narrow(self, table: int) -> bool:
+        """Whether a table could be split by columns if shards had fewer than they must."""
+        return bool(self.most_column_shards[table] < 2 <= self.columns[table])
+
     def join(self) -> _Joined:
         """Entries of units.
 
@@ -135,7 +140,11 @@ class _EntriesOfTables:
             name = name_tables(tables)[missing[0]]
             text = f"no kind is left for {name!r}: constraints rule out some of"
             text += f" {', '.join(self.problem.kinds)}, and the others do not fit its shape or the ranks"
-            raise InfeasibleError(f"{text}; allow another kind")
+            advice = "allow another kind"
+            least = self.problem.constraints.min_columns
+            if least is not None and self.is_too_narrow(missing[0]):
+                advice += f", or fewer than {least[missing[0]]} min_columns"
+            raise InfeasibleError(f"{text}; {advice}")
 
 
 @dataclass(eq=False)
@@ -213,8 +222,9 @@ def list_candidates(
 def _add_column_splits(entries: _CandidateList, kind: PlacementKind, members: np.ndarray) -> None:
     """Add splits by columns into 2, 4, 8 … shards, as far as these are not too narrow."""
     for shards in _list_powers_of_two(entries.problem.costs.count_parts(kind)):
-        divides = entries.columns % (shards * _NARROWEST) == 0
-        entries.add(kind, members & divides, shards)
+        divides = entries.columns % (shards * _COLUMNS_AT_A_TIME) == 0
+        wide_enough = entries.most_column_shards >= shards
+        entries.add(kind, members & divides & wide_enough, shards)
 
 
 def _list_powers_of_two(most: int) -> list[int]:
@@ -280,25 +290,27 @@ def _add_floors_of_columns(
 
     The parts of a split look up the same rows, and each reads all indices. Together they cost no
     less than the whole table or equal parts, whichever is less for a resource. The largest part has
-    at least the columns of an even split over all ranks.
+    at least the columns of an even split into as many parts as there may be.
     """
     ranks, most = floors.problem.costs.ranks, floors.problem.costs.count_parts(kind)
     average = floors.whole / ranks
     largest = np.zeros_like(floors.whole)
     tables = floors.select(kind.name, priced)
     largest[tables] = floors.whole[tables]
-    divisible = tables[floors.columns[tables] > 1]
+    can_be_split = floors.most_column_shards > 1
+    divisible = tables[can_be_split[tables]]
     for shards in (*_list_powers_of_two(most), most):
         if not len(divisible) or shards == 1:
             continue
         columns = floors.columns[divisible]
-        width = np.ceil(columns / np.minimum(columns, shards))
+        parts = np.minimum(floors.most_column_shards[divisible], shards)
+        width = np.ceil(columns / parts)
         share = width / columns
         shard = floors.find_loads(kind.name, divisible, share).shard
         average_of_shards = shard / share[:, None] / ranks
         average[divisible] = np.minimum(average[divisible], average_of_shards)
         largest[divisible] = np.minimum(largest[divisible], shard)
-    floors.add(kind, members, average, largest)
+    floors.add(kind, members & can_be_split, average, largest)
 
 
 def _add_floors_of_rows(
@@ -343,7 +355,7 @@ def check_memory(problem: Problem, candidates: Candidates) -> None:
         enough_ranks = max(ranks + 1, math.ceil(ranks * needed / capacity))
         need = f"{names[largest]} needs at least {format_bytes(needed)} on one rank"
         would = f"about {enough_ranks} ranks would do if it may be split"
-        advice = "or give more memory, a smaller batch or smaller tables"
+        advice = "or give more memory, fewer min_columns, a smaller batch or smaller tables"
         raise InfeasibleError(f"memory: {need}; {rest}; {would}, {advice}")
     least_of_unit = candidates.least_of_units(candidates.total_load[:, Resource.MEMORY])
     needed = least_of_unit.sum()

@@ -1,4 +1,5 @@
-"""Constraints of a placement as people write them: pins, groups and forbidden kinds."""
+"""Constraints of a placement as people write them: pins, groups, forbidden kinds, and the least
+columns of a shard."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
@@ -9,6 +10,10 @@ import numpy as np
 from perfkit.ground.units import check_choice, check_positive, check_type, is_listed
 from perfkit.sharding.problem import Constraints
 from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS
+
+#: Least columns of a shard by default [-]: ``MIN_CW_DIM`` of TorchRec's planner, 128 today and 32 in
+#: old versions (pytorch/torchrec, torchrec/distributed/planner/constants.py).
+MIN_COLUMNS = 128
 
 
 class InfeasibleError(ValueError):
@@ -52,6 +57,7 @@ def read_constraints(
     together: Any = (),
     apart: Any = (),
     forbid: Any = (),
+    min_columns: Any = MIN_COLUMNS,
 ) -> Constraints:
     """Check the constraints of `perfkit.shard`; returns them with tables by number.
 
@@ -74,7 +80,22 @@ def read_constraints(
     for kind in PLACEMENT_KINDS:
         if not kind.is_whole:
             allowed[kind.name] &= ~must_be_whole
-    return Constraints(unit_of_table, pinned, tuple(groups), allowed)
+    least = read_min_columns(names, min_columns)
+    return Constraints(unit_of_table, pinned, tuple(groups), allowed, least)
+
+
+def read_min_columns(names: Sequence[str], min_columns: Any) -> np.ndarray:
+    """Least columns of a shard of each table; a mapping gives them by table, and the others have
+    `MIN_COLUMNS`."""
+    if not isinstance(min_columns, Mapping):
+        least = check_positive("min_columns", min_columns, integer=True)
+        return np.full(len(names), least)
+    columns = np.full(len(names), MIN_COLUMNS)
+    for table, value in min_columns.items():
+        number = _find_table(names, table, "min_columns")
+        least = check_positive(f"min_columns of {names[number]!r}", value, integer=True)
+        columns[number] = least
+    return columns
 
 
 def _join_tables(names: Sequence[str], order: np.ndarray | None, together: Any) -> np.ndarray:

@@ -21,7 +21,12 @@ from perfkit.platform.estimates import warn_once
 from perfkit.platform.platform import Platform
 from perfkit.sharding.bound import find_lower_bound, relax
 from perfkit.sharding.candidates import check_memory, list_candidates, list_floors
-from perfkit.sharding.constraints import InfeasibleError, read_constraints
+from perfkit.sharding.constraints import (
+    MIN_COLUMNS,
+    InfeasibleError,
+    read_constraints,
+    read_min_columns,
+)
 from perfkit.sharding.problem import DEVICE_RESOURCES, Constraints, Problem
 from perfkit.sharding.result import PlanPrice, ShardingResult, price_checked_plan
 from perfkit.sharding.search import Assignment, Progress, State, search_assignment
@@ -59,6 +64,7 @@ def price_plan(
     memory: float | None = None,
     objective: str = "iteration",
     inputs: str = "local",
+    min_columns: Any = MIN_COLUMNS,
 ) -> PlanPrice:
     """Price a plan: time of an iteration, and seconds, messages and memory of every rank.
 
@@ -77,6 +83,9 @@ def price_plan(
     inputs : str, optional
         ``local`` if the data loader of a rank reads the indices of its own tables, ``exchanged`` if
         an all_to_all brings them at the start of the iteration.
+    min_columns : int or mapping, optional
+        Least columns of a shard, as `shard` has it. A plan with narrower shards has a price, too,
+        whose `warnings` say so [-].
 
     Returns
     -------
@@ -111,6 +120,9 @@ def price_plan(
     """
     check_type("plan", plan, Plan)
     problem = set_up(workload, platform, plan.ranks, memory, objective, inputs)
+    least = read_min_columns(name_tables(workload.tables), min_columns)
+    constraints = replace(problem.constraints, min_columns=least)
+    problem = replace(problem, constraints=constraints)
     plan.cut(workload.tables)
     for number, placement in enumerate(plan.placements):
         _check_placement(problem, number, placement)
@@ -156,6 +168,7 @@ def shard(
     together: Any = (),
     apart: Any = (),
     forbid: Any = (),
+    min_columns: Any = MIN_COLUMNS,
     inputs: str = "local",
     progress: Callable[[float, float], None] | None = None,
 ) -> ShardingResult:
@@ -194,6 +207,11 @@ def shard(
         Kinds of placement that no table may have; a mapping gives such kinds by table. The search
         without `forbid` goes first. It is repeated, with as much work each time, only if its plan
         uses what is forbidden.
+    min_columns : int or mapping, optional
+        Least columns of a shard of a table that is split by columns. A table with fewer than twice
+        as many is never split so. A mapping gives them by table, and the others have 128. The
+        default is that of TorchRec's planner, whose ``ParameterConstraints`` call it
+        ``min_partition``; 1 sets no limit [-].
     inputs : str, optional
         ``local`` if the data loader of a rank reads the indices of its own tables, ``exchanged`` if
         an all_to_all brings them at the start of the iteration.
@@ -217,8 +235,8 @@ def shard(
 
     Notes
     -----
-    The bound holds for all plans that keep the constraints and that `price_plan` can price. No plan
-    is slower than the rules of thumb, which keep the constraints as well.
+    The bound holds for all plans that keep the constraints, `min_columns` among them, and that
+    `price_plan` can price. No plan is slower than the rules of thumb, which keep the constraints as well.
 
     The search tries these placements: whole on one rank; copied to every rank; columns halved one
     or more times, over any ranks or inside one node; rows split. Splits of small tables and copies
@@ -256,9 +274,9 @@ def shard(
         int(check_positive("seed", seed, integer=True, zero=True)),
     )
     names, order = name_tables(workload.tables), problem.costs.order
-    units = {"pin": pin, "together": together, "apart": apart}
-    constraints = read_constraints(names, problem.costs.ranks, order, **units, forbid=forbid)
-    unforbidden = read_constraints(names, problem.costs.ranks, order, **units)
+    kept = {"pin": pin, "together": together, "apart": apart, "min_columns": min_columns}
+    constraints = read_constraints(names, problem.costs.ranks, order, **kept, forbid=forbid)
+    unforbidden = read_constraints(names, problem.costs.ranks, order, **kept)
     prepared = _prepare(replace(problem, constraints=constraints))
     check_memory(prepared.problem, prepared.state.candidates)
     forbidden = [
@@ -467,7 +485,8 @@ class _Attempts:
             capacity = format_bytes(problem.capacity)
             fault = f"the best one exceeds the {capacity} of a rank by {format_bytes(overflow)}"
             advice = (
-                "allow more kinds, give more seconds or steps, ranks or memory, or drop constraints"
+                "allow more kinds or fewer min_columns, give more seconds or steps, ranks or "
+                "memory, or drop constraints"
             )
             raise InfeasibleError(f"memory: no placement was found that fits; {fault}; {advice}")
         return _Outcome(state, prices, prices_of_baselines)

@@ -287,8 +287,8 @@ class Candidates:
 class Floors:
     """Least loads of every way to place each unit of tables, sorted by unit.
 
-    Unlike `Candidates` they cover all that `perfkit.price_plan` takes: copies and splits of all
-    tables, and columns of any width.
+    Unlike `Candidates` they cover all that `perfkit.price_plan` takes within the constraints: copies
+    and splits of all tables, and shards of any number of columns that is allowed.
 
     Parameters
     ----------
@@ -343,12 +343,16 @@ class Constraints:
         Groups of units that do not share a rank [-].
     allowed : mapping of str to array of bool
         By kind of placement, which tables may be placed so.
+    min_columns : array of int, optional
+        Least columns of a shard of each table that is split by columns; None if any number will do
+        [-].
     """
 
     unit_of_table: np.ndarray
     pinned: Mapping[int, int] = field(default_factory=dict)
     apart: Sequence[tuple[int, ...]] = ()
     allowed: Mapping[str, np.ndarray] = field(default_factory=dict)
+    min_columns: np.ndarray | None = None
 
     @cached_property
     def units(self) -> list[list[int]]:
@@ -356,6 +360,12 @@ class Constraints:
         ends = np.cumsum(np.bincount(self.unit_of_table))[:-1]
         tables = np.argsort(self.unit_of_table, kind="stable")
         return [members.tolist() for members in np.split(tables, ends)]
+
+    def count_column_shards(self, columns: Array) -> Array:
+        """Most shards by columns of each table, which has so many columns [-]."""
+        if self.min_columns is None:
+            return columns
+        return np.asarray(columns // self.min_columns)
 
     def list_conflicts(self, unit: int) -> list[int]:
         """Units that must be apart from this one; one may be named twice."""

@@ -106,6 +106,8 @@ class PlanPrice(Tabular):
         that everything else takes [B].
     spread : float
         Standard deviation of the logarithm of the time [-].
+    warnings : tuple of str
+        Tables whose shards have fewer columns than they should.
     """
 
     report_title = "Time and memory of a plan"
@@ -121,6 +123,7 @@ class PlanPrice(Tabular):
     _problem: Problem = field(repr=False)
     _costs: PlanCosts = field(repr=False)
     _parts: TimeParts = field(repr=False)
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_time(
@@ -289,7 +292,7 @@ class PlanPrice(Tabular):
             memory += f", does not fit: everything else alone takes {format_bytes(self.reserved)}"
             memory += f" of the {of_rank} of a rank"
         time = f"{format_time(self.time)} ({low}–{high})"
-        return f"{time}, memory {memory}; {self.bottleneck}"
+        return "; ".join([f"{time}, memory {memory}", self.bottleneck, *self.warnings])
 
     def __repr__(self) -> str:
         return f"PlanPrice({self.headline()})"
@@ -357,6 +360,32 @@ def _price_alike(costs: Costs, plan: Plan, size: _ShardSize, shards: Sequence[Sh
     return PlanCosts(table, rank, total, np.zeros(0, dtype=int), nothing)
 
 
+def _note_narrow_shards(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Tables whose shards have fewer columns than the constraints want, in words."""
+    least = problem.constraints.min_columns
+    if least is None:
+        return ()
+    tables = problem.costs.workload.tables
+    narrow = []
+    widths = []
+    for number, placement in enumerate(plan.placements):
+        shards = len(placement.ranks)
+        if not placement.traits.splits_columns or shards == 1:
+            continue
+        width = min(placement.columns or (tables[number].dim // shards,))
+        if width < least[number]:
+            narrow.append(number)
+            widths.append(width)
+    if not narrow:
+        return ()
+    first = narrow[int(np.argmin(widths))]
+    text = f"a shard of {name_tables(tables)[first]!r} has {min(widths)} columns, fewer than"
+    text = f"{text} min_columns, {least[first]}"
+    if len(narrow) > 1:
+        text = f"{text}; so have shards of {len(narrow) - 1} other tables"
+    return (text,)
+
+
 def price_checked_plan(problem: Problem, plan: Plan) -> PlanPrice:
     """Price a plan that fits the problem."""
     plan_costs = price_placements(problem.costs, plan)
@@ -381,6 +410,7 @@ def price_checked_plan(problem: Problem, plan: Plan) -> PlanPrice:
         problem,
         plan_costs,
         parts,
+        _note_narrow_shards(problem, plan),
     )
 
 
