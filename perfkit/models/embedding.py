@@ -30,6 +30,7 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.models.roofline import round_up
 
 _INDEX = 8.0  # torch's int64 indices and offsets
+_WEIGHT = 4.0  # FBGEMM's fp32 weights of lookups
 
 
 @closed_form()
@@ -251,6 +252,7 @@ def exact_backward_bytes(
     granularity: float = 32,
     gradient_misses: Values = 0.0,
     sort_passes: float = 4,
+    weighted: Values = 0.0,
 ) -> Values:
     r"""Traffic of a backward pass fused with the optimizer that sorts the indices and updates each
     distinct row once.
@@ -276,6 +278,8 @@ def exact_backward_bytes(
     sort_passes : float, optional
         Passes of the radix sort, each reading and writing 16 B a lookup: 8 bits a pass of a 32-bit
         key [-].
+    weighted : float, array or expression, optional
+        1 if each lookup has a weight of 4 B, w: the keys are sorted once more, with these [1]_ [-].
 
     Returns
     -------
@@ -286,6 +290,13 @@ def exact_backward_bytes(
     -----
     .. math:: 32 p B L + 2 U R(eD) + B e D + m_g \max(B L\, R(eD) - B e D, 0)
 
+    and :math:`24 w p B L` more: a pass of the second sort reads and writes 12 B a lookup.
+
+    References
+    ----------
+    .. [1] pytorch/FBGEMM, fbgemm_gpu/codegen/training/backward/embedding_backward_split_template.cu,
+       ``indice_weights_sorted``
+
     Examples
     --------
     >>> exact_backward_bytes(1000, 2048, 2048, 128, sort_passes=0) == 2 * 1000 * 512 + 2048 * 512
@@ -294,7 +305,7 @@ def exact_backward_bytes(
     row, compulsory = row_traffic(dim, itemsize, granularity), 1.0 * itemsize * bags * dim
     repeated = gradient_misses * (lookups * row - compulsory)
     return (
-        4 * _INDEX * sort_passes * lookups
+        (4 * _INDEX + 2 * (_INDEX + _WEIGHT) * weighted) * sort_passes * lookups
         + 2.0 * unique * row
         + compulsory
         + (repeated + abs(repeated)) / 2

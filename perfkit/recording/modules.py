@@ -451,6 +451,10 @@ def _check_tables(model: DLRM) -> None:
             f"table_dtype is {model.table_dtype!r}; only {of_weights!r}, that of other weights, is "
             "measured, other values are predicted"
         )
+    if any(table.weighted for table in model.tables):
+        raise ValueError(
+            "weighted is True; only lookups without weights are measured, others are predicted"
+        )
 
 
 def build_step(

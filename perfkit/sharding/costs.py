@@ -24,6 +24,7 @@ from perfkit.workloads.graph import Graph, KernelKey, Label
 from perfkit.workloads.iteration import average, make_graph, step
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.placement_kinds import KIND_OF_NAME, PlacementKind, Reduction
+from perfkit.workloads.sizes import alter
 from perfkit.workloads.tables import EmbeddingTable, TableSet, share_lookups, take_part
 from perfkit.workloads.tape import ITEMSIZE, Tape
 
@@ -511,7 +512,7 @@ class Costs:
             time = device_time
             if not self.accelerated:  # the host computes as well
                 time, host_time = time + host_time, 0.0
-            dense_update = label.kind == "elementwise"
+            dense_update = label.kind == "elementwise" and label.phase == "update"
             one_kernel = work in (Work.PACK, Work.AVERAGE)
             if self.accelerated and (self.fused or dense_update):
                 one_kernel = True
@@ -568,9 +569,9 @@ class Costs:
 
 
 def _sort(tables: Sequence[EmbeddingTable]) -> np.ndarray:
-    """Numbers of the tables sorted by rows, columns, lookups and law; equal ones stay in their
-    order."""
-    sizes = [(t.exponent, t.pooling, t.dim, t.rows) for t in tables]
+    """Numbers of the tables sorted by rows, columns, lookups, weights of lookups and law; equal ones
+    stay in their order."""
+    sizes = [(t.weighted, t.exponent, t.pooling, t.dim, t.rows) for t in tables]
     keys = np.array(sizes, dtype=float).T
     # writing a law out takes long, and few tables differ in nothing else
     _, numbers, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
@@ -600,6 +601,9 @@ def _record(costs: Costs, divided: DividedTables) -> RecordedTables:
         works.extend([work] * (len(tape.operations) - len(works)))
 
     stack = EmbeddingTable(rows, dim, pooling, itemsize=itemsize)
+    weighted = np.array([*(table.weighted for table in tables), False])
+    if weighted.any():
+        stack = alter(stack, {"weighted": weighted})
     samples = float(divided.samples) * ~is_empty_table
     [pooled] = layers.embedding_bags(tape, workload, [stack], samples, copied=copied)
     note(Work.LOOKUP)
@@ -686,7 +690,8 @@ def _measure_bytes(workload: DLRM | TableSet, divided: DividedTables) -> Array:
     lookups = samples * pooling
     weights = rows * dim * itemsize
     outputs = samples * dim * itemsize
-    inputs = INDEX_BYTES * (lookups + samples)
+    lookup_bytes = np.array([table.lookup_bytes for table in tables], dtype=float)
+    inputs = lookup_bytes * lookups + INDEX_BYTES * samples
     fused = workload.embedding != "separate"
     if divided.copied or not (workload.sparse or fused):
         weight_gradients = weights

@@ -216,7 +216,7 @@ def _list_message_sizes(costs: Costs, gradient_bytes: float, inputs: str) -> Seq
     """The most bytes of each kind of message."""
     tables, batch = costs.workload.tables, costs.workload.batch
     pooled = float(batch * sum(t.dim * t.itemsize for t in tables))
-    indices = INDEX_BYTES * batch * sum(t.pooling + 1 for t in tables)
+    indices = batch * sum(t.lookup_bytes * t.pooling + INDEX_BYTES for t in tables)
     gradients = float(sum(t.nbytes for t in tables)) + gradient_bytes
     sizes = []
     for message in MESSAGES:

@@ -103,12 +103,13 @@ def _check_optimizer(optimizer: str, embedding: str, *, sparse: bool, fused: boo
 
 
 def _make_tables(
-    rows: Any, pooling: Any, exponent: Any, width: Any, itemsize: int
+    rows: Any, pooling: Any, exponent: Any, weighted: Any, width: Any, itemsize: int
 ) -> tuple[EmbeddingTable, ...]:
-    """The tables of a model; rows, pooling and exponent are one number for all tables, or one for
-    each."""
+    """The tables of a model; rows, pooling, exponent and whether lookups are weighted are one value
+    for all tables, or one for each."""
     columns, count = [], 1
-    for name, value in (("rows", rows), ("pooling", pooling), ("exponent", exponent)):
+    of_each = {"rows": rows, "pooling": pooling, "exponent": exponent, "weighted": weighted}
+    for name, value in of_each.items():
         if isinstance(value, Sequence | np.ndarray) and is_listed(value):
             count_values(name, value, MOST_TABLES)
             listed = value
@@ -125,10 +126,20 @@ def _make_tables(
             fault = f"{name} has {len(values)} entries; the model has {count} tables"
             raise ValueError(f"{fault}; give one number, or one for each table")
         columns.append(values)
-    return tuple(
-        EmbeddingTable(its_rows, width, its_pooling, its_exponent, itemsize, f"table {number}")
-        for number, (its_rows, its_pooling, its_exponent) in enumerate(zip(*columns, strict=True))
-    )
+    tables = []
+    for number, values_of_table in enumerate(zip(*columns, strict=True)):
+        its_rows, its_pooling, its_exponent, its_weighted = values_of_table
+        table = EmbeddingTable(
+            its_rows,
+            width,
+            its_pooling,
+            its_exponent,
+            itemsize,
+            f"table {number}",
+            weighted=its_weighted,
+        )
+        tables.append(table)
+    return tuple(tables)
 
 
 @dataclass(frozen=True, init=False)
@@ -157,6 +168,8 @@ class DLRM:
         Lookups per sample and table [-].
     exponent : float or sequence of float
         Zipf exponent of the looked-up rows, 0 for uniform [-].
+    weighted : bool or sequence of bool
+        Whether lookups have weights, see `EmbeddingTable.weighted`.
     bottom : sequence of int
         Widths of the bottom MLP; a last layer of `dim` is appended where it is missing [-].
     top : sequence of int
@@ -259,6 +272,7 @@ class DLRM:
         dim: Any = None,
         pooling: Any = None,
         exponent: Any = 0.0,
+        weighted: Any = False,
         bottom: Any = None,
         top: Any = None,
         features: Any = None,
@@ -325,6 +339,7 @@ class DLRM:
             choose("rows", rows),
             choose("pooling", pooling),
             exponent,
+            weighted,
             width,
             ITEMSIZE[table_dtype],
         )
@@ -815,7 +830,7 @@ def _describe_sizes(local: LocalTables) -> tuple[Any, ...]:
     """All that operations on the tables of a rank depend on; their names are not part of it."""
     groups = [(summed.group, len(summed.tables)) for summed in local.summed]
     sizes = [
-        (table.rows, table.dim, table.pooling, table.exponent, table.law)
+        (table.rows, table.dim, table.pooling, table.exponent, table.law, table.weighted)
         for table in (*local.of_whole_batch, *local.of_own_samples)
     ]
     return (len(local.pooled_alone), *groups, _describe_hybrid(local), *sizes)
@@ -825,7 +840,7 @@ def _describe_operations(local: LocalTables) -> tuple[Any, ...]:
     """What says which operations a rank runs: not the rows, lookups and laws of tables that it looks
     up for the whole batch. Gradients of copies are reduced in buckets, which depend on their rows."""
     groups = [(summed.group, len(summed.tables)) for summed in local.summed]
-    widths = [(table.dim, table.itemsize) for table in local.of_whole_batch]
+    widths = [(table.dim, table.itemsize, table.weighted) for table in local.of_whole_batch]
     return (
         len(local.pooled_alone),
         *groups,

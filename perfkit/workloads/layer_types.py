@@ -17,6 +17,7 @@ from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.frozen_formats import FrozenFormat
 from perfkit.workloads.operations import NN, NT, SORT, TN, Layout, Tensor, Weight
 from perfkit.workloads.symbolic_sizes import SymbolicSize
+from perfkit.workloads.tables import SAMPLE_WEIGHT_BYTES
 from perfkit.workloads.tape import Layer, Tape
 
 
@@ -1189,20 +1190,42 @@ class TableLookup:
         Number of the table [-].
     lookups, bags : int or array
         Rows that are looked up, and their sums [-].
+    weighted : bool or array of bool, optional
+        Whether each row is multiplied by a weight of its lookup; an array says it of several tables
+        that are recorded as one.
 
     Attributes
     ----------
     launches : int
         Kernels that its lookup starts: 0 if the kernel of another table looks it up too [-].
+    inputs : list of Tensor
+        What says which rows: indices, offsets, and the weights of lookups that have some.
+    weights : Tensor, optional
+        These weights; None if no lookup has one.
     """
 
-    def __init__(self, tape: Tape, weight: Weight, number: int, lookups: Any, bags: Any) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        weight: Weight,
+        number: int,
+        lookups: Any,
+        bags: Any,
+        *,
+        weighted: Any = False,
+    ) -> None:
         self.weight = weight
         self.rows, self.dim = weight.shape
         self.lookups, self.bags = lookups, bags
         self.launches = 1
-        self.indices = tape.tensor(lookups, itemsize=tape.index)
-        self.offsets = tape.tensor(bags, itemsize=tape.index)
+        indices = tape.tensor(lookups, itemsize=tape.index)
+        offsets = tape.tensor(bags, itemsize=tape.index)
+        self.inputs = [indices, offsets]
+        self.weights: Tensor | None = None
+        if np.any(weighted):
+            count = lookups if weighted is True else lookups * weighted
+            self.weights = tape.tensor(count, itemsize=SAMPLE_WEIGHT_BYTES)
+            self.inputs.append(self.weights)
         self.sizes = OperationSizes(
             lookups=lookups, bags=bags, dim=self.dim, table=number, elements=lookups * self.dim
         )
@@ -1211,7 +1234,8 @@ class TableLookup:
 class EmbeddingBag(Layer):
     """Sum-pooled lookup of a table in a kernel of its own: `_embedding_bag`. Backward:
     `_embedding_bag_backward`, whose result is as large as the table, or has one row for each lookup
-    if it is sparse.
+    if it is sparse. Weights of lookups multiply these rows in another kernel of the same call,
+    `mul_` [1]_.
 
     Parameters
     ----------
@@ -1219,6 +1243,11 @@ class EmbeddingBag(Layer):
         What is looked up.
     sparse : bool
         Whether the gradient is sparse, and updates single rows.
+
+    References
+    ----------
+    .. [1] pytorch/pytorch, aten/src/ATen/native/EmbeddingBag.cpp,
+       ``_embedding_bag_sparse_backward_symint``
     """
 
     def __init__(self, lookup: TableLookup, *, sparse: bool) -> None:
@@ -1231,8 +1260,7 @@ class EmbeddingBag(Layer):
         if self.sparse:
             weight.row_update = lookup.sizes._replace(rows=lookup.lookups)
         pooled = tape.tensor(lookup.bags, lookup.dim, itemsize=tape.wide)
-        reads = [lookup.indices, lookup.offsets]
-        tape.emit("_embedding_bag", "embedding_forward", reads, [pooled], lookup.sizes)
+        tape.emit("_embedding_bag", "embedding_forward", lookup.inputs, [pooled], lookup.sizes)
         return pooled
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
@@ -1240,11 +1268,17 @@ class EmbeddingBag(Layer):
         lookup = self.lookup
         rows = lookup.lookups if self.sparse else lookup.rows
         dw = tape.tensor(rows, lookup.dim, itemsize=tape.wide)
-        reads = [dy, lookup.indices, lookup.offsets]
+        reads = [dy, *lookup.inputs]
         variant = "sparse" if self.sparse else "dense"
         sizes = lookup.sizes._replace(elements=dw.numel, rows=rows)
         name = "_embedding_bag_backward"
         tape.emit(name, "embedding_backward", reads, [dw], sizes, variant=variant)
+        if self.sparse and lookup.weights is not None:
+            elements = lookup.weights.numel * lookup.dim
+            weighted_rows = Tensor(dw.storage, (elements,), dw.itemsize, False, dw.layer)
+            operands = [weighted_rows, lookup.weights]
+            product = OperationSizes(elements=elements)
+            tape.emit("mul_", "elementwise", operands, [weighted_rows], product, is_call=False)
         tape.pass_on(self.weight, dw)
 
 
@@ -1253,10 +1287,18 @@ class FusedEmbeddings:
     Backward: one kernel, `fused_embeddings_backward`, which computes gradients as large as the
     tables. Both are recorded as one operation for each table, of which the first starts the kernel.
 
+    Where lookups have weights, another kernel of the backward pass, `fused_embeddings_weights`,
+    reads their rows once more and computes the gradients of these weights: FBGEMM does so whether
+    they are wanted or not, and TorchRec does not tell it that they are data [1]_.
+
     Parameters
     ----------
     lookups : sequence of TableLookup
         What is looked up, at least one.
+
+    References
+    ----------
+    .. [1] https://github.com/meta-pytorch/torchrec/issues/4712, where it takes 18 of 344 ms
     """
 
     def __init__(self, lookups: Sequence[TableLookup]) -> None:
@@ -1283,7 +1325,7 @@ class FusedEmbeddings:
             tape.emit(
                 "fused_embeddings",
                 "embedding_forward",
-                [lookup.indices, lookup.offsets],
+                lookup.inputs,
                 [pooled],
                 lookup.sizes,
                 variant="fused",
@@ -1302,13 +1344,32 @@ class FusedEmbeddings:
         tape : Tape
             The tape.
         """
+        self._return_weights(tape)
         for lookup, pooled in zip(self.lookups, self.pooled, strict=True):
             self._return_bags(tape, lookup, tape.gradient(pooled))
+
+    def _return_weights(self, tape: Tape) -> None:
+        """Compute the gradients of the weights of lookups that have some, in one kernel."""
+        launches = 1
+        for lookup, pooled in zip(self.lookups, self.pooled, strict=True):
+            if lookup.weights is None:
+                continue
+            tape.emit(
+                "fused_embeddings_weights",
+                "embedding_forward",
+                [tape.gradient(pooled), *lookup.inputs[:2]],
+                [tape.like(lookup.weights)],
+                lookup.sizes,
+                variant="fused",
+                launches=launches,
+                is_call=launches > 0,
+            )
+            launches = 0
 
     def _return_bags(self, tape: Tape, lookup: TableLookup, dy: Tensor) -> None:
         """Compute the gradient of one table."""
         dw = tape.like(lookup.weight)
-        reads = [dy, lookup.indices, lookup.offsets]
+        reads = [dy, *lookup.inputs]
         self._emit_backward(tape, lookup, reads, [dw], lookup.sizes, variant="dense")
         tape.pass_on(lookup.weight, dw)
 
@@ -1342,7 +1403,7 @@ class FusedEmbeddingUpdates(FusedEmbeddings):
 
     def _return_bags(self, tape: Tape, lookup: TableLookup, dy: Tensor) -> None:
         """Update rows of one table."""
-        reads = [dy, lookup.indices, lookup.offsets]
+        reads = [dy, *lookup.inputs]
         self._emit_backward(tape, lookup, reads, [], lookup.sizes, variant="fused")
 
 
@@ -1365,7 +1426,7 @@ class ExactEmbeddingUpdates(FusedEmbeddings):
     def _return_bags(self, tape: Tape, lookup: TableLookup, dy: Tensor) -> None:
         """Update distinct rows of one table, which are part of the traffic instead of lookups."""
         rows = tape.tensor(self.row_bytes[lookup], itemsize=1)
-        reads = [dy, lookup.indices, lookup.offsets, rows]
+        reads = [dy, *lookup.inputs, rows]
         sizes = lookup.sizes._replace(lookups=0)
         self._emit_backward(tape, lookup, reads, [], sizes, variant="exact", launches=SORT)
 

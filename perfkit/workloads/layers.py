@@ -514,7 +514,9 @@ def embedding_bags(
         count = round_size(bags * table.pooling)
         is_pooled = position < len(tables) - unpooled
         results = bags if is_pooled else count
-        lookups.append(TableLookup(tape, weight, weight.table_number, count, results))
+        lookups.append(
+            TableLookup(tape, weight, weight.table_number, count, results, weighted=table.weighted)
+        )
     if model.embedding == "separate":
         sparse = model.sparse and not copied
         return [
@@ -552,7 +554,14 @@ def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
     unique = distinct_rows(
         list_laws([table], sum(shape)), np.broadcast_to(lookups, shape or 1)
     ).reshape(shape)
-    whole = exact_backward_bytes(unique, bags, lookups, table.dim, itemsize=table.itemsize)
+    whole = exact_backward_bytes(
+        unique,
+        bags,
+        lookups,
+        table.dim,
+        itemsize=table.itemsize,
+        weighted=1.0 * table.weighted,
+    )
     state = find_optimizer(optimizer).row_state_bytes(row, 32.0)
     return np.rint(whole - bags * table.dim * table.itemsize + 2.0 * unique * state)
 

@@ -33,6 +33,10 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.sizes import check_number, check_size, select_sizes
 from perfkit.workloads.table_kernels import FUSED, LOAD_FACTOR, TABLE_KERNELS
 
+#: Bytes of an index and of an offset, which are int64 in PyTorch, and of the weight of a lookup, which
+#: is fp32 in TorchRec whatever the table holds: FBGEMM's ``indice_weights`` [B].
+INDEX_BYTES, SAMPLE_WEIGHT_BYTES = 8, 4
+
 
 @dataclass(frozen=True)
 class EmbeddingTable:
@@ -67,6 +71,9 @@ class EmbeddingTable:
     module : str
         Path of the module that has the table, as ``sparse.ebc`` in a model of TorchRec. Tables of
         several modules may share a name.
+    weighted : bool
+        Whether each lookup has a weight by which its row is multiplied, as with TorchRec's
+        ``is_weighted``. Weights come with the indices and are not trained.
 
     Raises
     ------
@@ -95,6 +102,7 @@ class EmbeddingTable:
     kernel: str = field(default=FUSED.name, repr=False)
     load_factor: float | None = field(default=None, repr=False)
     module: str = field(default="", repr=False)
+    weighted: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         for size in ("rows", "dim", "itemsize"):  # Python integers do not overflow
@@ -109,6 +117,7 @@ class EmbeddingTable:
         check_type("module", self.module, str)
         check_positive("spread", self.spread, zero=True)
         set_fields(self, spread=read_number(self.spread))
+        check_type("weighted", self.weighted, bool)
         set_fields(self, load_factor=_check_load_factor(self.kernel, self.load_factor))
         if self.law is None:
             return
@@ -124,6 +133,13 @@ class EmbeddingTable:
     def nbytes(self) -> int:
         """Bytes of the weights [B]."""
         return self.rows * self.dim * self.itemsize
+
+    @property
+    def lookup_bytes(self) -> int:
+        """Bytes of what says one lookup: an index, and its weight if lookups have one [B]."""
+        if self.weighted:
+            return INDEX_BYTES + SAMPLE_WEIGHT_BYTES
+        return INDEX_BYTES
 
     @property
     def distribution(self) -> Distribution:

@@ -90,6 +90,7 @@ DLRM = {
     "top": [32, 16],
     "pooling": (1, 2.5, [3, 3]),
     "exponent": (0, 1.05, [0.5, 0.5]),
+    "weighted": (False, True, [True, False]),
     "sparse": True,
     "embedding": ("separate", "fused", "exact"),
     "fused": True,
@@ -204,6 +205,7 @@ TABLE = {
     "law": (None, Uniform(10**7), Zipf(2000, 1.1)),
     "kernel": ("fused", "fused", "uvm", "uvm_caching", "key_value"),
     "load_factor": (None, None, 0.2, 1),
+    "weighted": False,
 }
 LAYERS = {"layers": (*[1, 2, 3] * 5, 10**400)}
 dlrm = Call(pk.DLRM, {"rows": ([1000, 10**6], [2**31, 4])}, DLRM)
