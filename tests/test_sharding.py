@@ -18,7 +18,7 @@ from perfkit.models.distributions import Zipf
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.sharding import bound, costs, planner, problem, search, setup
-from perfkit.sharding.candidates import list_candidates
+from perfkit.sharding.candidates import list_candidates, list_floors
 from perfkit.sharding.costs import COLUMNS, Cost
 from perfkit.sharding.planner import (
     BASELINES,
@@ -814,18 +814,28 @@ def test_a_curve_that_falls_with_size_bounds_by_its_later_part() -> None:
     assert curve.slope_below(40.0) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [(1, 5), (5, 25), (10, 20), (10, 30), (12, 19), (25, 25), (25, 5), (25, 90), (50, 90)],
-)
-def test_a_line_below_a_curve_looks_at_the_sizes_of_its_interval(low: float, high: float) -> None:
-    curve = problem.Curve(np.array([10.0, 20.0, 30.0]), np.array([4.0, 3.0, 7.0]))
-    sizes = np.unique(np.clip(curve.nbytes, low, high))
-    line = curve.line_below(low, high)
-    distances = curve(sizes) - (line.intercept + line.slope * sizes)
-    assert distances.min() == pytest.approx(0, abs=1e-12)
-    slope = (curve(sizes[-1]) - curve(sizes[0])) / max(sizes[-1] - sizes[0], 1e-9)
-    assert line.slope == pytest.approx(slope)
+@pytest.mark.parametrize("platform", ["h100-sxm-8x8", "b200-sxm-8"])
+def test_the_bound_is_the_least_time_of_tables_that_can_be_divided(platform: str) -> None:
+    """Tables that differ in rows alone, whole or copied: those with the fewest rows are copied. So all
+    choices that may be the best are tried, one by one."""
+    count, ranks = 500, load_platform(platform).network.ranks
+    rows = np.geomspace(100, 100_000, count).round().astype(int).tolist()
+    drawn = [EmbeddingTable(number, 64, 10.0, exponent=0.0) for number in rows]
+    tables = TableSet(drawn, batch=65536, embedding="fused")
+    task = set_up(tables, platform, ranks, None, "iteration", "local")
+    names = [str(number) for number in range(count)]
+    forbid = {*KINDS} - {"table_wise", "data_parallel"}
+    task = replace(task, constraints=read_constraints(names, ranks, forbid=forbid))
+    floors = list_floors(task)
+    whole = floors.average[floors.kind == "table_wise"]
+    copied = floors.average[floors.kind == "data_parallel"]
+    nothing = np.zeros((1, whole.shape[1]))
+    of_copied = np.concatenate([nothing, np.cumsum(copied, axis=0)])
+    of_whole = whole.sum(axis=0) - np.concatenate([nothing, np.cumsum(whole, axis=0)])
+    times = task.time(of_copied + of_whole)
+    assert 0 < np.argmin(times) < count
+    found = bound.find_lower_bound(task, floors)
+    assert times.min() * (1 - 2e-4) < found.time <= times.min()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,36 +2,36 @@
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from perfkit.ground.units import Array, steady
 from perfkit.sharding.problem import (
-    MESSAGES,
     NO_TIME,
     REDUCED,
     Candidates,
     Curve,
     Floors,
-    Line,
     Problem,
     Resource,
 )
 
-#: How often an interval of bytes is halved at most [-].
-_HALVINGS = 12
-#: An interval is halved while its line is farther below the curve than this share of the time [-].
+#: How often an interval of bytes is divided at most [-].
+_DIVISIONS = 40
+#: An interval is divided while its line is farther below the curve than this share of the time [-].
 _GAP = 1e-4
+#: Where an interval from 0 is taken to begin and how near to its ends it is not divided, in
+#: logarithms of bytes: both relative to its length [-].
+_SMALLEST_PART, _MARGIN = 1e-3, 0.05
 #: What sums of floats in another order may differ by, relative to them [-].
 _ROUNDING = 1e-9
-#: Intervals of the exchanged bytes, and the smallest one over the largest [-].
-_INTERVALS, _SMALLEST_INTERVAL = 40, 1e-3
-#: Prices of a byte that are tried beside the slopes of the lines, and their range over the steepest
-#: slope [-].
-_PRICES, _LOWEST_PRICE, _HIGHEST_PRICE = 80, 1e-3, 1e2
+#: Farthest price of a byte that is tried from the slope of its curve, over the steepest slope [-].
+_FARTHEST_PRICE = 4.0
+#: Most steps to the best prices, and what they may miss of the time, relative to it [-].
+_STEPS_OF_PRICES, _CLOSE = 300, 1e-5
 
 
 class LowerBound(NamedTuple):
@@ -81,22 +81,16 @@ class Relaxed(NamedTuple):
     gaps: Mapping[Resource, float]
 
 
-class _Exchange(NamedTuple):
-    """Least time with the exchange of pooled rows [s], and the price of a byte in it [s/B]."""
-
-    time: float
-    price: float
-
-
 def find_lower_bound(problem: Problem, floors: Floors) -> LowerBound:
     """Time that no placement of these kinds can beat, and the kinds that come near it.
 
     Notes
     -----
     The fullest rank carries at least the average load of every resource. Each table takes its best
-    kind at a price per exchanged byte (Lagrangian relaxation), with lines below the curves of the
-    messages on short intervals. Also, some rank carries the largest shard. Where a larger message
-    is faster, the fullest rank is charged the fastest of the larger messages.
+    kind at a price per byte of each message (Lagrangian relaxation), and the prices are those that
+    give the largest bound. This is repeated on shorter and shorter intervals of bytes, as the curves
+    of messages are not convex. Also, some rank carries the largest shard. Where a larger message is
+    faster, the fullest rank is charged the fastest of the larger messages.
     """
     rising_curves = {resource: curve.never_falling() for resource, curve in problem.curves.items()}
     rising = replace(problem, curves=rising_curves)
@@ -122,57 +116,37 @@ def relax(problem: Problem, candidates: Candidates) -> list[np.ndarray]:
     return [relaxed.choice for relaxed in _Relaxation(problem, floors).solve_all()]
 
 
-class _ExchangeLines(NamedTuple):
-    """Lines below the curve of the exchange of pooled rows, one for each interval of its bytes.
-
-    Parameters
-    ----------
-    low, high : array
-        Ends of the intervals [B].
-    intercepts : array
-        Time of each line at 0 B [s].
-    slopes : array
-        Time of a byte on each line [s/B].
-    """
-
-    low: Array
-    high: Array
-    intercepts: Array
-    slopes: Array
-
-
 @dataclass(eq=False)
 class _Relaxation:
-    """Relaxed problems by the bytes that ranks reduce."""
+    """Relaxed problems by the bytes of messages."""
 
     problem: Problem
     floors: Floors
-    #: Lines below the curve of the exchange, by the most bytes that it may have [B].
-    lines_of_exchange: dict[float, _ExchangeLines] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        curves, average = self.problem.curves, self.floors.average
-        self.curves = {m.resource: curves.get(m.resource, NO_TIME) for m in MESSAGES}
+        average = self.floors.average
         seconds = average[:, Resource.FORWARD] + average[:, Resource.BACKWARD]
-        # these messages are short enough that one line through 0 does for each
-        for resource in (Resource.INDICES, Resource.PARTIAL):
-            nbytes = average[:, resource]
-            slope = self.curves[resource].slope_below(self.floors.sum_of_largest(nbytes))
-            seconds = seconds + slope * nbytes
-        #: Time of each entry without pooled rows and reduced messages [s].
+        # these messages are short enough that one line through 0 does
+        if Resource.PARTIAL in self.problem.curves:
+            nbytes = average[:, Resource.PARTIAL]
+            curve = self.problem.curves[Resource.PARTIAL]
+            seconds = seconds + curve.slope_below(self.floors.sum_of_largest(nbytes)) * nbytes
+        #: Time of each entry without the messages that have a price [s].
         self.seconds = seconds
+        #: Least time of the choices so far, of which none is the best for its prices only [s].
+        self.least_time = np.inf
 
     def solve_all(self) -> list[Relaxed]:
         """Relaxed problems, the least time first.
 
-        The first ones are with and without each reduced message. The interval with the least time
-        is halved as long as its line is far below the curve.
+        The first ones are with and without each reduced message. The one with the least time is
+        divided in two at the bytes that it chose, as long as its time is far below theirs.
         """
-        choices = [self._list_intervals(resource) for resource in REDUCED]
+        choices = [self._list_intervals(resource) for resource in self._list_priced_messages()]
         parts = []
         for intervals in itertools.product(*choices):
-            parts.append(self._solve(dict(zip(REDUCED, intervals, strict=True))))
-        for _ in range(_HALVINGS):
+            parts.append(self._solve(dict(intervals)))
+        for _ in range(_DIVISIONS):
             parts.sort(key=lambda part: part.time)
             first = parts[0]
             if not first.gaps:
@@ -180,93 +154,218 @@ class _Relaxation:
             widest = max(first.gaps, key=lambda resource: first.gaps[resource])
             if first.gaps[widest] < _GAP * first.time:
                 break
-            low, high = first.intervals[widest]
-            middle = math.sqrt(max(low, 1.0) * high)
+            nbytes = float(self.floors.average[first.choice, widest].sum())
             halves = []
-            for half in (Interval(low, middle), Interval(middle, high)):
+            for half in _divide(first.intervals[widest], nbytes):
                 halves.append(self._solve({**first.intervals, widest: half}, first.time))
             parts[:1] = halves
         feasible = [part for part in parts if part.time < np.inf]
         return sorted(feasible, key=lambda part: part.time)
 
-    def _list_intervals(self, resource: Resource) -> tuple[Interval, Interval]:
-        """No such message, and all sizes that it may have."""
+    def _list_priced_messages(self) -> list[Resource]:
+        """Messages that take time and whose bytes have a price."""
+        priced = []
+        for resource in (Resource.POOLED, Resource.INDICES, *REDUCED):
+            curve = self.problem.curves.get(resource, NO_TIME)
+            if curve.seconds.any() and self.floors.average[:, resource].any():
+                priced.append(resource)
+        return priced
+
+    def _list_intervals(self, resource: Resource) -> list[tuple[Resource, Interval]]:
+        """All sizes that a message may have; of a message that all ranks reduce none, and all
+        others."""
         nbytes = self.floors.average[:, resource]
         most = self.floors.sum_of_largest(nbytes)
-        least = np.min(nbytes, initial=most, where=nbytes > 0)
-        return Interval(0.0, 0.0), Interval(least, most)
+        if resource not in REDUCED:
+            return [(resource, Interval(0.0, most))]
+        least = float(np.min(nbytes, initial=most, where=nbytes > 0))
+        return [(resource, Interval(0.0, 0.0)), (resource, Interval(least, most))]
 
     def _solve(self, intervals: Mapping[Resource, Interval], at_least: float = 0.0) -> Relaxed:
         """Least time with messages within these intervals; it is at least `at_least` [s]."""
-        floors, average = self.floors, self.floors.average
-        lines = dict[Resource, Line]()
-        for resource, (low, high) in intervals.items():
-            lines[resource] = self.curves[resource].line_below(low, high)
-        seconds = self.seconds + sum(
-            line.slope * average[:, resource] for resource, line in lines.items()
-        )
+        average = self.floors.average
+        allowed = np.ones(len(average), dtype=bool)
         for resource, interval in intervals.items():
-            seconds[average[:, resource] > interval.high] = np.inf
-        if not np.isfinite(floors.least_of_units(seconds)).all():
-            return Relaxed(np.inf, floors.first_of_unit, intervals, {})
-        pooled = average[:, Resource.POOLED]
-        exchange = self._relax_exchange(seconds)
-        intercepts = sum(line.intercept for line in lines.values())
-        time = exchange.time + (self.problem.device_seconds + intercepts)
-        choice = floors.cheapest_of_units(seconds + exchange.price * pooled)
+            allowed &= average[:, resource] <= interval.high
+        units = self.floors.unit[allowed]
+        if len(np.unique(units)) < len(self.floors.first_of_unit):
+            return Relaxed(np.inf, self.floors.first_of_unit, intervals, {})
+        messages = []
+        for resource, interval in intervals.items():
+            if interval.high > 0:
+                messages.append(_cut_curve(self.problem.curves[resource], resource, interval))
+        resources = [message.resource for message in messages]
+        entries = _Entries(
+            np.flatnonzero(allowed),
+            np.flatnonzero(np.diff(units, prepend=-1)),
+            self.seconds[allowed],
+            average[allowed][:, resources],
+        )
+        best = self._find_prices(entries, messages)
+        choice = entries.number[best.choice]
         gaps = dict[Resource, float]()
-        for resource, (low, high) in intervals.items():
-            nbytes = float(np.clip(average[choice, resource].sum(), low, high))
-            time_on_curve = float(self.curves[resource](nbytes))
-            gaps[resource] = time_on_curve - np.dot(lines[resource], (1, nbytes))
-        return Relaxed(max(self.problem.correction * time, at_least), choice, intervals, gaps)
+        for message, price, nbytes in zip(messages, best.prices, best.nbytes, strict=True):
+            gaps[message.resource] = message.time_above_line(float(nbytes), float(price))
+        time = self.problem.correction * (best.time + self.problem.device_seconds)
+        return Relaxed(max(time, at_least), choice, intervals, gaps)
 
-    def _relax_exchange(self, seconds: Array) -> _Exchange:
-        """Least time with the exchange of pooled rows, interval by interval.
-
-        `seconds` is the time of each entry of the floors without the exchange [s].
+    def _find_prices(self, entries: "_Entries", messages: Sequence["_CutCurve"]) -> "_Priced":
+        """Prices of a byte of each message at which the relaxed time is largest.
 
         Notes
         -----
-        Within an interval from a to b bytes, a line s + m x is below the curve. For every price p
-        of a byte, the least time is at least s + sum_i min_k (t_k + p x_k) - max over x in [a, b]
-        of (p - m) x. The highest price takes the best of these bounds.
+        The time is a concave function of the prices. What the units send at some prices, less what
+        the messages would send at them, is a supergradient: the best prices lie on one side of
+        these. So an ellipsoid that has them in it shrinks, step by step (Bland, Goldfarb and Todd,
+        The ellipsoid method: a survey, Operations Research 29, 1981). The time at any prices is a
+        bound, wherever the steps end. They end where no prices can add much, or where the time is
+        more than that of a choice known from before.
         """
-        floors, curve = self.floors, self.curves[Resource.POOLED]
-        pooled = floors.average[:, Resource.POOLED]
-        most = floors.sum_of_largest(np.where(np.isfinite(seconds), pooled, 0.0))
-        if not most or not curve.seconds.any():
-            return _Exchange(float(floors.least_of_units(seconds).sum()), 0.0)
-        if most not in self.lines_of_exchange:
-            self.lines_of_exchange[most] = _draw_lines(curve, most)
-        low, high, intercepts, slopes = self.lines_of_exchange[most]
-        prices = _list_prices(slopes)
-        least = np.array([floors.least_of_units(seconds + p * pooled).sum() for p in prices])
-        excess = prices[:, None] - slopes
-        most_expensive = np.where(excess > 0, excess * high, excess * low)
-        bounds = intercepts + least[:, None] - most_expensive
-        interval = int(np.argmin(bounds.max(axis=0)))
-        best_price = int(np.argmax(bounds[:, interval]))
-        return _Exchange(float(bounds[:, interval].max()), float(prices[best_price]))
+        center = np.array([message.slope for message in messages])
+        scale = np.array([message.steepest for message in messages])
+        best = entries.choose(center, messages)
+        if not messages:
+            return best
+        count = len(messages)
+        # in units of the steepest slopes
+        shape = np.eye(count) * count * _FARTHEST_PRICE**2
+        priced = best
+        for _ in range(_STEPS_OF_PRICES):
+            if priced.time > best.time:
+                best = priced
+            self._note_choice(entries.number[priced.choice])
+            excess = (priced.nbytes - priced.wanted_bytes) * scale
+            reach = shape @ excess
+            most_gain = math.sqrt(max(float(excess @ reach), 0.0))
+            if most_gain <= _CLOSE * best.time or best.time > self.least_time * (1 + _CLOSE):
+                break
+            step = reach / most_gain
+            if count == 1:
+                center = center + scale * step / 2
+                shape = shape / 4
+            else:
+                center = center + scale * step / (count + 1)
+                shrunk = shape - 2 / (count + 1) * np.outer(step, step)
+                shape = count**2 / (count**2 - 1) * shrunk
+            priced = entries.choose(steady(center), messages)
+        return best
+
+    def _note_choice(self, choice: np.ndarray) -> None:
+        """Lower the least time of the choices so far."""
+        loads = self.floors.average[choice].sum(axis=0)
+        device_time = loads[Resource.FORWARD] + loads[Resource.BACKWARD]
+        device_time += sum(self.problem.time_messages(loads).values())
+        self.least_time = min(self.least_time, float(device_time))
 
 
-def _draw_lines(curve: Curve, most: float) -> _ExchangeLines:
-    """Lines below the curve of the exchange, for up to `most` bytes [B]."""
-    sizes = np.geomspace(most * _SMALLEST_INTERVAL, most * (1 + 1e-6), _INTERVALS)
-    edges = np.concatenate([[0.0], steady(sizes)])
-    low, high = edges[:-1], edges[1:]
-    lines = []
-    for smallest, largest in zip(low, high, strict=True):
-        lines.append(curve.line_below(max(smallest, 1.0), largest))
-    intercepts, slopes = np.array(lines).T
-    intercepts[0] = min(intercepts[0], 0.0)  # there may be no exchange
-    return _ExchangeLines(low, high, intercepts, slopes)
+class _CutCurve(NamedTuple):
+    """Curve of a message within an interval of bytes.
+
+    Parameters
+    ----------
+    resource : Resource
+        The message.
+    sizes, seconds : array
+        Sizes in ascending order, with both ends of the interval [B], and the time of each [s]; the
+        curve is straight between them.
+    """
+
+    resource: Resource
+    sizes: Array
+    seconds: Array
+
+    @property
+    def slope(self) -> float:
+        """Time of a byte between the ends [s/B]."""
+        length = self.sizes[-1] - self.sizes[0]
+        return float((self.seconds[-1] - self.seconds[0]) / length) if length else 0.0
+
+    @property
+    def steepest(self) -> float:
+        """Time of a byte of the largest size, all of the message counted [s/B]."""
+        return float(self.seconds.max() / self.sizes[-1])
+
+    def time_above_line(self, nbytes: float, price: float) -> float:
+        """How far the curve is above the highest line of this slope that stays below it [s]."""
+        nbytes = float(np.clip(nbytes, self.sizes[0], self.sizes[-1]))
+        intercept = float(np.min(self.seconds - price * self.sizes))
+        return float(np.interp(nbytes, self.sizes, self.seconds)) - (intercept + price * nbytes)
 
 
-def _list_prices(slopes: Array) -> Array:
-    """Prices of a byte that are tried, of both signs [s/B]."""
-    # the slope is 0 where all messages are so short that they take the same time
-    steepest = float(slopes.max()) or 1.0
-    between = np.geomspace(_LOWEST_PRICE * steepest, _HIGHEST_PRICE * steepest, _PRICES)
-    prices = np.unique([0.0, *slopes, *steady(between)])
-    return np.concatenate([-prices[:0:-1], prices])
+def _cut_curve(curve: Curve, resource: Resource, interval: Interval) -> _CutCurve:
+    """Curve of a message within an interval."""
+    inside = (curve.nbytes > interval.low) & (curve.nbytes < interval.high)
+    sizes = np.unique([interval.low, *curve.nbytes[inside], interval.high])
+    return _CutCurve(resource, sizes, curve(sizes))
+
+
+class _Priced(NamedTuple):
+    """What units choose at prices of bytes.
+
+    Parameters
+    ----------
+    time : float
+        Time of the relaxed problem without what does not depend on tables: a bound [s].
+    choice : array of int
+        The cheapest of the entries of each unit [-].
+    prices : array, shape (messages,)
+        Price of a byte of each message [s/B].
+    nbytes : array, shape (messages,)
+        Bytes of each message with this choice [B].
+    wanted_bytes : array, shape (messages,)
+        Bytes of each message at which its time is least, less their price [B].
+    """
+
+    time: float
+    choice: np.ndarray
+    prices: Array
+    nbytes: Array
+    wanted_bytes: Array
+
+
+class _Entries(NamedTuple):
+    """Entries of `Floors` that a relaxed problem allows.
+
+    Parameters
+    ----------
+    number : array of int
+        Their numbers in `Floors` [-].
+    first_of_unit : array of int
+        Position of the first one of each unit [-].
+    seconds : array, shape (entries,)
+        Time of each without messages [s].
+    nbytes : array, shape (entries, messages)
+        Bytes of each message [B].
+    """
+
+    number: np.ndarray
+    first_of_unit: np.ndarray
+    seconds: Array
+    nbytes: Array
+
+    def choose(self, prices: Array, messages: Sequence[_CutCurve]) -> _Priced:
+        """Let each unit choose its cheapest entry at prices of bytes."""
+        seconds = self.seconds + self.nbytes @ prices
+        least = np.minimum.reduceat(seconds, self.first_of_unit)
+        entries_of_unit = np.diff(self.first_of_unit, append=len(seconds))
+        cheapest = np.flatnonzero(seconds == np.repeat(least, entries_of_unit))
+        position = np.searchsorted(cheapest, self.first_of_unit)
+        choice = cheapest[position]
+        time = float(least.sum())
+        wanted_bytes = np.zeros(len(messages))
+        for number, message in enumerate(messages):
+            times = message.seconds - prices[number] * message.sizes
+            smallest = int(np.argmin(times))
+            wanted_bytes[number] = message.sizes[smallest]
+            time += float(times[smallest])
+        return _Priced(time, choice, prices, self.nbytes[choice].sum(axis=0), wanted_bytes)
+
+
+def _divide(interval: Interval, nbytes: float) -> tuple[Interval, Interval]:
+    """Divide an interval at these bytes, or in its middle where they are near an end."""
+    low, high = max(interval.low, _SMALLEST_PART * interval.high), interval.high
+    middle = nbytes
+    margin = _MARGIN * math.log(high / low)
+    if not math.log(low) + margin < math.log(max(nbytes, 1.0)) < math.log(high) - margin:
+        middle = math.sqrt(low * high)
+    return Interval(interval.low, middle), Interval(middle, interval.high)

@@ -294,7 +294,8 @@ def shard(
     return ShardingResult(
         best.plan,
         best,
-        prepared.bound,
+        # what is forbidden only makes plans slower
+        max(prepared.bound, attempts.bound),
         objective,
         attempts.work,
         attempts.interrupted,
@@ -385,7 +386,8 @@ class _Attempts:
 
     The search without `forbid` goes first: what it finds stays the plan if it uses nothing that is
     forbidden. So forbidding what a plan does not use changes nothing. Else the forbidden kinds that
-    it uses are ruled out, and the search is repeated. `prepared` has all constraints.
+    it uses are ruled out, and the search is repeated. `prepared` has all constraints. `bound` is the
+    largest of the lower bounds of all searches [s].
     """
 
     prepared: _Prepared
@@ -395,6 +397,7 @@ class _Attempts:
     progress: Progress
     work: float = 0.0
     interrupted: bool = False
+    bound: float = 0.0
 
     def run(self) -> _Outcome:
         """The outcome of the first search whose plan keeps all constraints."""
@@ -442,6 +445,7 @@ class _Attempts:
     def _search(self, prepared: _Prepared, number: int, last: bool) -> _Outcome:
         """Search once; if it is the last search and nothing fits, an error says what is missing."""
         problem, state, budget = prepared.problem, prepared.state, self.budget
+        self.bound = max(self.bound, prepared.bound)
         share = 1 / (len(self.forbidden) + 1)
 
         def report(done: float, time: float) -> None:

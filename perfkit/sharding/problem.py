@@ -144,21 +144,6 @@ _ADDITIVE = Objective(
 OBJECTIVES = {objective.name: objective for objective in (_ITERATION, _ADDITIVE)}
 
 
-class Line(NamedTuple):
-    """A straight line below a curve.
-
-    Parameters
-    ----------
-    intercept : float
-        Time at 0 B [s].
-    slope : float
-        Time of a byte [s/B].
-    """
-
-    intercept: float
-    slope: float
-
-
 @dataclass(frozen=True, eq=False)
 class Curve:
     """Time of a message by its size, as a table; 0 B take no time.
@@ -174,29 +159,6 @@ class Curve:
 
     def __call__(self, nbytes: Array | float) -> Array:
         return np.where(np.asarray(nbytes) > 0, np.interp(nbytes, self.nbytes, self.seconds), 0.0)
-
-    def line_below(self, low: float, high: float) -> Line:
-        """A line that stays below the curve from `low` to `high` [B]."""
-        sizes = self._list_sizes(low, high)
-        times = self(sizes)
-        slope = 0.0
-        if len(sizes) > 1:
-            slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
-        return Line(float(np.min(times - slope * sizes)), float(slope))
-
-    def _list_sizes(self, low: float, high: float) -> Array:
-        """Sizes of the table between `low` and `high`, and these two as far as the table reaches
-        them, in ascending order [B]; `high` alone if it is not above `low`."""
-        if high <= low:
-            return np.array([high])
-        begin = int(np.searchsorted(self.nbytes, low, side="right"))
-        end = int(np.searchsorted(self.nbytes, high, side="left"))
-        sizes = self.nbytes[begin:end].tolist()
-        if begin > 0:
-            sizes.insert(0, low)
-        if end < len(self.nbytes):
-            sizes.append(high)
-        return np.array(sizes)
 
     def slope_below(self, high: float) -> float:
         """Slope of the steepest line through 0 that stays below the curve up to `high` [s/B].
