@@ -1,5 +1,5 @@
-"""What messages advise where a strategy does not fit: each step frees what it says, and fits if it says
-so."""
+"""What messages advise where a strategy does not fit: each step frees what it says, fits if it says so,
+and is the fastest of its kind that does."""
 
 import re
 from dataclasses import replace
@@ -43,7 +43,7 @@ def ask(strategy: pk.Strategy, memory: float, model: Any = LLAMA, where: Any = G
         (36e9, ["micro_batch=1"]),
     ],
 )
-def test_the_mildest_step_of_each_kind_that_fits_is_named(memory: float, words: list[str]) -> None:
+def test_the_fastest_step_of_each_kind_that_fits_is_named(memory: float, words: list[str]) -> None:
     base = pk.Strategy(dp=16, zero=3, micro_batch=4)
     steps = ask(base, memory)
     assert [step.words for step in steps.alone] == words
@@ -77,7 +77,57 @@ def test_steps_that_are_not_enough_alone_add_up() -> None:
     assert sum(step.freed for step in steps.together) == pytest.approx(price(LLAMA, base) - after)
     freed = format_bytes(steps.together[0].freed)
     assert steps.advise().startswith(f"take micro_batch=1 (frees {freed}) and then zero=3 (frees ")
-    assert ": fits; or take" in steps.advise()
+    assert re.search(r": fits, \S+ m?s\), or a platform with more", steps.advise())
+
+
+def test_steps_are_named_by_time_the_fastest_first() -> None:
+    """Each time is that of a search, and no other setting of the same kind is faster and fits."""
+    base = pk.Strategy(dp=16, micro_batch=2)
+    steps = ask(base, 70e9)
+    times = [step.time for step in steps.alone]
+    assert len(times) == 2
+    assert times == sorted(times)
+    priced = {}
+    for zero in (1, 2, 3):
+        changed = replace(base, offload="optimizer", zero=zero)
+        if price(LLAMA, changed) + 8e9 < 70e9:
+            columns = price_strategies(LLAMA, GPU, pk.Strategy.stack([changed]), near=0.0)
+            priced[f"offload='optimizer' with zero={zero}"] = float(columns["time"][0])
+    [offload] = [step for step in steps.alone if step.words.startswith("offload")]
+    assert offload.time == pytest.approx(priced[offload.words])
+    assert offload.time == pytest.approx(min(priced.values()))
+
+
+def test_one_device_offloads_what_is_slow_to_miss_least() -> None:
+    """States of the optimizer where they are enough, not weights, which cross the link in each pass."""
+    model = replace(LLAMA, layers=32, batch=8, fused=True)
+    room = Room.of_device(GPU.memory_of_rank)
+    base = pk.Strategy(checkpoint="full")
+    [step] = list_next_steps(model, GPU, base, room).alone[:1]
+    assert step.words == "offload='optimizer' with zero=2"
+    slow = pk.Strategy(checkpoint="full", zero=3, offload="parameters")
+    columns = price_strategies(model, GPU, pk.Strategy.stack([slow]), near=0.0)
+    assert columns["time"][0] > 2 * step.time
+
+
+def test_searches_name_the_fastest_plan_that_fits_with_a_setting() -> None:
+    """Not a setting of the plan that takes least memory: what fits is the fastest of all with it."""
+    model = replace(LLAMA, layers=32, batch=8, fused=True)
+    with pytest.raises(ValueError, match="fits into") as refusal:
+        pk.explore(model, "h100-sxm-8", 1)
+    message = str(refusal.value)
+    plan = "Strategy(tp=1, pp=1, dp=1, zero=2, offload='optimizer')"
+    assert f"take {plan} (fits with " in message
+    given = []
+    for micro_batch in (1, 2, 4, 8):
+        for checkpoint in ("none", "full"):
+            for offload, zero in (("optimizer", 1), ("optimizer", 2), ("parameters", 3)):
+                given.append(
+                    pk.Strategy(
+                        micro_batch=micro_batch, checkpoint=checkpoint, offload=offload, zero=zero
+                    )
+                )
+    assert repr(pk.explore(model, "h100-sxm-8", strategies=given).best) == plan
 
 
 def test_the_workspace_of_an_optimizer_is_the_first_to_go() -> None:
@@ -135,11 +185,14 @@ def test_messages_carry_the_steps() -> None:
             text for text in pk.predict(large, GPU, ranks=8).warnings if "does not fit" in text
         ]
     assert re.search(
-        r"; take zero=3 \(frees \d+ GB: fits\) or offload='optimizer' with zero=1 \(frees \d+ GB: fits\),",
+        r"; take zero=2 \(frees \d+ GB: fits, \S+ s\) or offload='optimizer' with zero=1 \(frees \d+ GB: "
+        r"fits, \S+ s\),",
         note,
     )
     assert "; with strategy=Strategy(tp=1, pp=1, dp=8, micro_batch=8) " in stated
     with pytest.raises(ValueError, match="fits into") as refusal:
         pk.explore(replace(LLAMA, layers=80, hidden=8192, heads=64, inner=28672), "h100-sxm-8", 8)
     message = str(refusal.value)
-    assert re.search(r"the least takes \d+ GB; from Strategy\(.*\) take offload=", message)
+    assert re.search(
+        r"the least takes \d+ GB; take Strategy\(.*offload='\w+'\) \(fits with ", message
+    )

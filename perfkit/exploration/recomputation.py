@@ -1,7 +1,7 @@
 """What to compute again under a budget of memory: forms of checkpoints that fit, of as few layers as
 possible."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def list_cheapest_checkpoints(
     fewest = _find_fewest_layers(model, platform, candidates, room, execution, stack)
     if further is None:
         return fewest
-    return join_strategies(fewest, further)
+    return Strategy.join([fewest, further])
 
 
 def _list_whole(
@@ -178,26 +178,3 @@ def _find_fitting(
     case = make_case(platform, apply_stack(model, strategies, execution, stack))
     needs = measure_strategies(case).total + WORKSPACE
     return np.asarray(room.holds(needs, estimate_reserve(needs, count_groups(case))))
-
-
-def join_strategies(one: Strategy, other: Strategy) -> Strategy:
-    """Join two records of many strategies.
-
-    Parameters
-    ----------
-    one, other : Strategy
-        Each field an array, or a value that all have.
-
-    Returns
-    -------
-    joined : Strategy
-        Those of `one`, and then those of `other`.
-    """
-    columns = {}
-    for field in fields(Strategy):
-        parts = []
-        for strategies in (one, other):
-            value = getattr(strategies, field.name)
-            parts.append(np.broadcast_to(value, len(strategies.ranks)))
-        columns[field.name] = np.concatenate(parts)
-    return Strategy(**columns)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.exploration.recomputation import join_strategies, list_cheapest_checkpoints
+from perfkit.exploration.recomputation import list_cheapest_checkpoints
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import (
@@ -26,11 +26,11 @@ from perfkit.ground.units import (
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
-from perfkit.platform.host_memory import find_host_share
+from perfkit.platform.host_memory import share_hosts
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import RESOURCES
 from perfkit.prediction.memory import Room
-from perfkit.prediction.next_steps import list_next_steps
+from perfkit.prediction.next_steps import advise_plans, list_fitting_plans, list_next_steps
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import NEAR, PARTS, price_strategies
 from perfkit.sharding.planner import InfeasibleError, shard
@@ -506,9 +506,14 @@ def _advise(
     execution: str | None,
     stack: str | Stack | None,
 ) -> str:
-    """What makes the smallest strategy fit; of a DLRM in words alone."""
+    """Plans that fit with one more setting, the fastest first; without any, what the smallest strategy
+    needs; of a DLRM in words alone."""
     if isinstance(model, DLRM):
         return "take more ranks, a smaller batch or a device with more memory"
+    tried = Strategy(**{name: priced.ways[name] for name in _FIELDS})
+    plans = list_fitting_plans(model, where, tried, room, execution=execution, stack=stack)
+    if plans:
+        return advise_plans(plans)
     least = int(np.argmin(priced.needs))
     strategy = Strategy(**{name: priced.ways[name][least] for name in _FIELDS})
     steps = list_next_steps(model, where, strategy, room, execution=execution, stack=stack)
@@ -635,7 +640,7 @@ def _price_transformer(
             runs = np.broadcast_to(runs & can_run(model, listed, software), len(listed.ranks))
             if not runs.any():
                 raise _refuse_ranks(counts)
-            listed = _drop_equal(listed.select(runs))
+            listed = listed.select(runs).drop_equal()
     divides = [*list_fits(model, listed).values(), np.isin(listed.ranks, counts)]
     can = np.logical_and.reduce(divides)
     if not can.any() and given:
@@ -664,7 +669,7 @@ def _price_transformer(
         needs=columns["needs"],
         reserve=columns["reserve"],
         on_host=columns["on_host"],
-        host_share=_share_hosts(where, tried, columns["on_host"]),
+        host_share=share_hosts(where, tried.ranks, columns["on_host"]),
         plans=(),
         given=[one for one, fit in zip(given or (), can, strict=bool(given)) if fit],
     )
@@ -687,16 +692,7 @@ def _add_checkpoints(
     )
     if further is None:
         return tried
-    return join_strategies(tried, further)
-
-
-def _share_hosts(where: Platform, tried: Strategy, on_host: Array) -> Array:
-    """What a rank of each strategy may take of the memory of its host; infinite where nothing is
-    offloaded, whose host may be unknown [B]."""
-    shares = np.full(len(on_host), np.inf)
-    for place in np.flatnonzero(on_host).tolist():
-        shares[place] = find_host_share(where, int(tried.ranks[place]))
-    return shares
+    return Strategy.join([tried, further])
 
 
 def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array]:
@@ -740,16 +736,6 @@ def _list_too_large(priced: _Priced, strategies: Sequence[Any], room: Room) -> l
                 f"of {format_bytes(host_share)}"
             )
     return too_large
-
-
-def _drop_equal(strategies: Strategy) -> Strategy:
-    """The same without those that a stack has made equal to earlier ones."""
-    columns = [
-        np.broadcast_to(getattr(strategies, name), len(strategies.ranks)) for name in _FIELDS
-    ]
-    codes = [np.unique(column, return_inverse=True)[1] for column in columns]
-    _, first = np.unique(np.column_stack(codes), axis=0, return_index=True)
-    return strategies.select(np.sort(first))
 
 
 def _read_strategy(frame: Table) -> Strategy:

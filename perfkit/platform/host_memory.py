@@ -3,11 +3,14 @@ and how fast the host updates weights there."""
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from perfkit.ground.files import group_rows
 from perfkit.ground.hardware import HostMemory, Quantity, check_base
 from perfkit.ground.units import (
+    Array,
     check_positive,
     format_bytes,
     format_rate,
@@ -122,6 +125,56 @@ def find_host_share(platform: Machine, ranks: int) -> float:
     """
     of_node = min(ranks, platform.network.ranks_per_node)
     return find_host_memory(platform).capacity.value / of_node
+
+
+def share_hosts(platform: Machine, ranks: Any, on_host: Array) -> Array:
+    """Find how much memory of the host the ranks of many strategies may take.
+
+    Parameters
+    ----------
+    platform : Machine
+        A platform.
+    ranks : int or array
+        Ranks of each strategy [-].
+    on_host : array
+        What a rank takes of it [B].
+
+    Returns
+    -------
+    shares : array
+        Infinite where nothing is offloaded, whose host may be unknown [B].
+
+    Raises
+    ------
+    ValueError
+        For a platform that does not know the memory of its host, if something is offloaded.
+    """
+    counts = np.broadcast_to(ranks, len(on_host))
+    shares = np.full(len(on_host), np.inf)
+    is_moved = on_host > 0
+    for count in np.unique(counts[is_moved]).tolist():
+        shares[is_moved & (counts == count)] = find_host_share(platform, int(count))
+    return shares
+
+
+def knows_host(platform: Machine) -> bool:
+    """Find out whether a platform knows the memory of its host.
+
+    Parameters
+    ----------
+    platform : Machine
+        A platform.
+
+    Returns
+    -------
+    knows : bool
+        False where an offload is an error.
+    """
+    try:
+        find_host_memory(platform)
+    except ValueError:
+        return False
+    return True
 
 
 def with_host_memory(

@@ -629,6 +629,40 @@ class Strategy:
             columns[field.name] = np.array([getattr(one, field.name) for one in strategies])
         return cls(**columns)
 
+    @classmethod
+    def join(cls, parts: Sequence["Strategy"]) -> "Strategy":
+        """Join records of many strategies.
+
+        Parameters
+        ----------
+        parts : sequence of Strategy
+            In each of them every field is an array, or a value that all have.
+
+        Returns
+        -------
+        strategies : Strategy
+            Those of the first part, then those of the next.
+        """
+        columns = {}
+        for field in fields(cls):
+            values = [np.broadcast_to(getattr(part, field.name), len(part.ranks)) for part in parts]
+            columns[field.name] = np.concatenate(values)
+        return cls(**columns)
+
+    def drop_equal(self) -> "Strategy":
+        """Take each of many strategies once.
+
+        Returns
+        -------
+        strategies : Strategy
+            Those that no earlier one equals, in their order.
+        """
+        count = len(self.ranks)
+        columns = [np.broadcast_to(getattr(self, field.name), count) for field in fields(self)]
+        codes = [np.unique(column, return_inverse=True)[1] for column in columns]
+        _, first = np.unique(np.column_stack(codes), axis=0, return_index=True)
+        return self.select(np.sort(first))
+
     def select(self, index: Any) -> "Strategy":
         """Take some of many strategies.
 
