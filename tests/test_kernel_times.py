@@ -46,9 +46,7 @@ def test_a_product_beside_the_same_product_in_a_prediction(name: str) -> None:
     near, distant = costs.hot[product], costs.cold[product]
     if platform.device.kind == "cpu":  # a part of the operands is still in a cache, here and there
         assert near < alone < 1.001 * (near + distant)
-    elif platform.device.memory[-2].bandwidth is not None:  # the cache serves a part of them
-        assert 0.99 * near < alone < near
-    else:
+    else:  # the cache of a GPU serves rows of tables alone
         assert alone == pytest.approx(near, rel=1e-12)
     of_class = costs.models[costs.classes[product]].in_iteration
     within = of_class.scale * near + of_class.cold_scale * distant + of_class.launch
@@ -57,13 +55,11 @@ def test_a_product_beside_the_same_product_in_a_prediction(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in list_gallery() if not name.startswith("zen")])
 def test_lookups_beside_the_same_lookups_in_a_prediction(name: str) -> None:
-    """On GPUs whose cache has no bandwidth of its own, all rows come from the main memory."""
+    """In a prediction other operands take a part of the cache that serves rows."""
     platform = pk.load_platform(name)
     _, costs, first = price_alone(TABLES, platform, "_embedding_bag", "_embedding_bag")
     alone = platform.lookup(TABLES.tables, batch=TABLES.batch).time / len(TABLES.tables)
-    assert alone == pytest.approx(costs.hot[first], rel=0.02)
-    if platform.device.memory[-2].bandwidth is None:
-        assert alone == pytest.approx(costs.hot[first], rel=1e-12)
+    assert 0.9 * costs.hot[first] < alone <= costs.hot[first]
 
 
 @pytest.mark.parametrize(
@@ -146,10 +142,13 @@ def test_graphs_without_products_are_timed_over_configurations() -> None:
 
 def test_caches_are_asked_only_where_a_time_depends_on_them() -> None:
     h100 = pk.load_platform("h100-sxm-8")
-    asked = replace(h100, name="asked")
+    levels = (replace(h100.device.memory[0], bandwidth=None), h100.device.memory[1])
+    untimed = replace(h100, device=replace(h100.device, memory=levels))
+    asked = replace(untimed, name="asked")
     vars(asked)["has_timed_caches"] = True
-    assert not h100.has_timed_caches
+    assert not untimed.has_timed_caches
     model = pk.DLRM("dlrm-mlperf", batch=2048)
-    expected = pk.predict(model, h100, ranks=8).time
+    expected = pk.predict(model, untimed, ranks=8).time
     assert pk.predict(model, asked, ranks=8).time == expected
     assert pk.load_platform("v100-locked-1").has_timed_caches
+    assert h100.has_timed_caches

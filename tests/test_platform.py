@@ -613,6 +613,7 @@ def test_bandwidth_is_continuous_over_the_levels() -> None:
 
     device = replace(
         H100.device,
+        kind="cpu",
         memory=(level("L1", 1e5, 4e11), level("L2", 1e6, None), level("DRAM", 1e11, 1e10)),
     )
     sizes = np.geomspace(1, 1e10, 2000)
@@ -622,6 +623,8 @@ def test_bandwidth_is_continuous_over_the_levels() -> None:
     assert device.bandwidth(1e4) == pytest.approx(4e11)
     assert device.bandwidth(1e12) == pytest.approx(1e10, rel=1e-3)
     assert device.bandwidth(0) == pytest.approx(4e11)
+    # the last cache of a GPU serves rows of tables alone
+    assert replace(device, kind="cuda").bandwidth(sizes) == pytest.approx(1e10)
 
 
 def test_lookups_grow_with_batch_and_skip_to_the_tables() -> None:
@@ -631,7 +634,7 @@ def test_lookups_grow_with_batch_and_skip_to_the_tables() -> None:
     assert 0 < few.time < many.time
     assert sum(many.terms.values()) == pytest.approx(many.time, rel=1e-12)
     parts = [H100.lookup([table], batch=4096).time for table in tables]
-    assert sum(parts) == pytest.approx(many.time)
+    assert 0.95 * many.time < sum(parts) <= many.time  # tables share the last cache
     bytes_moved = 4096 * 10 * (8 + 256) + 4096 * (8 + 256)
     assert parts[0] > bytes_moved / 3.35e12
     with pytest.raises(ValueError, match=r"tables is \[\]; pass at least one"):

@@ -60,11 +60,23 @@ class MemoryLevel(Typed):
         Size [B]; None for a main memory of unknown size.
     bandwidth : Quantity, optional
         Sustained or datasheet bandwidth, reads and writes together [B/s]; None if it is not known.
+    held : Quantity, optional
+        Share of the capacity of a cache that rows of tables are found in again [-]; None for all of
+        it.
     """
 
     name: str
     capacity: Quantity | None = None
     bandwidth: Quantity | None = None
+    held: Quantity | None = None
+
+    @property
+    def effective_capacity(self) -> float | None:
+        """What a cache holds; None if its size is not known [B]."""
+        if self.capacity is None:
+            return None
+        share = 1.0 if self.held is None else self.held.value
+        return share * self.capacity.value
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,9 @@ class Device(Typed):
     def bandwidth(self, working_set: Values) -> Array:
         """Memory bandwidth for a working set, continuous in its size.
 
+        On a GPU it is that of the main memory for all of them: its last cache serves rows of tables
+        alone (docs/formulas.md, table 3.2).
+
         Parameters
         ----------
         working_set : float or array
@@ -128,9 +143,10 @@ class Device(Typed):
             Bytes over the time to move them; each level holds what does not fit into the nearer
             ones [B/s].
         """
+        of_operands = self.memory if self.kind == "cpu" else self.memory[-1:]
         levels = [
             (x.capacity.value if x.capacity else math.inf, x.bandwidth.value)
-            for x in self.memory
+            for x in of_operands
             if x.bandwidth
         ]
         size = np.maximum(check_sizes("working_set", working_set), 1.0)

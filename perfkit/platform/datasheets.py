@@ -1,8 +1,9 @@
 """Published numbers of machines: datasheets of GPUs and their links."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from perfkit.ground.files import group_rows
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Quantity
@@ -121,6 +122,9 @@ def read_datasheet(system: str) -> Datasheet:
         elif name.endswith(" capacity"):
             level = name.removesuffix(" capacity")
             memory.append(MemoryLevel(level, quantity, found.get((f"{level} bandwidth", ""))))
+    caches = _read_caches().get(system)
+    if caches is not None:
+        memory[0] = _add_cache_rate(memory[0], caches, peaks["fp32"])
     links = {}
     for name in _LINKS:
         bandwidth = found.get((f"{name} bandwidth", ""))
@@ -135,6 +139,82 @@ def read_datasheet(system: str) -> Datasheet:
         products,
         power=found.get(("power", "")),
         node=found.get(("node", "")),
+    )
+
+
+class _CacheRate(NamedTuple):
+    """What was measured of the last cache of a generation of GPUs, see
+    ``reference_data/published/l2_bandwidth.csv``.
+
+    Parameters
+    ----------
+    bytes_per_clock : float
+        Bytes that it serves a multiprocessor in a clock [B].
+    lanes : int
+        Products in fp32 that a multiprocessor computes in a clock, as the peak counts them [-].
+    held : float
+        Share of the nominal capacity at which half of the gain over the main memory is lost [-].
+    kind : str
+        ``measured`` on such a device, or ``assumed`` from others [-].
+    spread : float
+        Standard deviation of the logarithm of the bandwidth [-].
+    source, date : str
+        Where from, and when it was entered [-].
+    """
+
+    bytes_per_clock: float
+    lanes: int
+    held: float
+    kind: str
+    spread: float
+    source: str
+    date: str
+
+
+@lru_cache(maxsize=1)
+def _read_caches() -> dict[str, _CacheRate]:
+    """What is known of the last caches of devices, by their system."""
+    rates = {}
+    for systems, [row] in group_rows("systems", "published", "l2_bandwidth.csv").items():
+        rate = _CacheRate(
+            bytes_per_clock=float(row["bytes_per_clock"]),
+            lanes=int(row["lanes"]),
+            held=float(row["held"]),
+            kind=row["kind"],
+            spread=float(row["spread"]),
+            source=f"{row['source']}; {row['note']}",
+            date=row["date"],
+        )
+        for system in systems.split():
+            rates[system] = rate
+    return rates
+
+
+def _add_cache_rate(level: MemoryLevel, cache: _CacheRate, peak: Quantity) -> MemoryLevel:
+    """A cache with its bandwidth: bytes in a clock times multiprocessors and their clock, which the
+    peak in fp32 gives; a product and a sum are two operations."""
+    multiprocessor_clocks = peak.value / (2.0 * cache.lanes)
+    bandwidth = cache.bytes_per_clock * multiprocessor_clocks
+    text = f"{cache.bytes_per_clock:g} B a clock and multiprocessor, by the peak in fp32"
+    return replace(
+        level,
+        bandwidth=Quantity(
+            bandwidth,
+            "B/s",
+            cache.kind,
+            cache.source,
+            cache.date,
+            stderr=cache.spread * bandwidth,
+            basis=text,
+        ),
+        held=Quantity(
+            cache.held,
+            "-",
+            cache.kind,
+            cache.source,
+            cache.date,
+            basis="where half of the gain over the main memory is lost",
+        ),
     )
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from perfkit.fitting import Additive, KernelModel
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array, Values
-from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.kernels import (
     TENSOR,
     check_scaled_products,
@@ -395,8 +394,9 @@ def find_mean_bandwidth(
     """
     bandwidth = np.full(from_memory.shape, main_bandwidth)
     time_of_memory = from_memory / main_bandwidth
-    time_of_cache = from_cache / cache_bandwidth
-    time = np.asarray(smooth_maximum(time_of_memory, time_of_cache, sharpness=2.0))
+    # what comes from memory passes through the cache, too
+    time_of_cache = (from_memory + from_cache) / cache_bandwidth
+    time = np.maximum(time_of_memory, time_of_cache)
     np.divide(from_memory + from_cache, time, out=bandwidth, where=time > 0)
     return bandwidth
 

@@ -52,6 +52,7 @@ _QUANTITIES = {
     "latency": "s",
     "host": "s",
     "capability": "-",
+    "held": "-",
     "to_host": "B/s",
     "from_host": "B/s",
 }
@@ -293,13 +294,12 @@ class Machine(Typed):
 
     @property
     def cache_capacities(self) -> tuple[float, float]:
-        """Capacities of the last two caches, fitted or nominal; a single one counts for both
-        [B]."""
+        """Capacities of the last two caches, fitted or nominal, the latter times the share that they
+        hold; a single one counts for both [B]."""
         if self.context.caches:
             return self.context.caches["l2"], self.context.caches["l3"]
-        caches = [level.capacity.value for level in self.device.memory[:-1] if level.capacity] or [
-            0.0
-        ]
+        sizes = [level.effective_capacity for level in self.device.memory[:-1]]
+        caches = [size for size in sizes if size is not None] or [0.0]
         return caches[-2:][0], caches[-1]
 
     def share_caches(self, ranks: int) -> tuple[float, float]:
@@ -402,6 +402,7 @@ def _list_quantities(machine: Machine) -> Iterator[tuple[str, str, Quantity | No
     for level in machine.device.memory:
         yield "memory", f"{level.name} capacity", level.capacity
         yield "memory", f"{level.name} bandwidth", level.bandwidth
+        yield "memory", f"{level.name} held", level.held
     for name, link in machine.network.links.items():
         yield "link", f"{name} bandwidth", link.bandwidth
         yield "link", f"{name} latency", link.latency

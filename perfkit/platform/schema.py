@@ -39,6 +39,7 @@ class MemoryLevelTable(Table):
     name: str
     capacity: QuantityTable | None = None
     bandwidth: QuantityTable | None = None
+    held: QuantityTable | None = None
 
 
 class DeviceTable(Table):
@@ -194,6 +195,7 @@ def make_device(table: DeviceTable) -> Device:
             name=level.name,
             capacity=_make_optional_quantity(level.capacity),
             bandwidth=_make_optional_quantity(level.bandwidth),
+            held=_make_optional_quantity(level.held),
         )
         for level in table.memory
     )

@@ -130,6 +130,80 @@ def estimate_lookups(machine: Machine, tables: Sequence[Any], *, batch: int) -> 
         or not all(hasattr(t, "distribution") for t in tables)
     ):
         raise ValueError(f"tables is {show(tables)}; pass at least one embedding table")
+    model = find_lone_model(machine, "embedding_forward", "_embedding_bag", "fp32")
+    sizes = _size_lookups(machine, model, tables, batch)
+    return _estimate(machine, f"lookup in {len(tables)} tables, batch {batch},", model, sizes)
+
+
+class TableTimes(NamedTuple):
+    """Lookups into tables that lie in the memory of a device, table by table.
+
+    Parameters
+    ----------
+    seconds : array, shape (n,)
+        Time of the lookups of each table, without the launch of the kernel [s].
+    l2_hits : array, shape (n,)
+        Share of the looked-up bytes of each table that the last cache serves [-].
+    launch : float
+        Launch of the kernel [s].
+    """
+
+    seconds: Array
+    l2_hits: Array
+    launch: float
+
+
+def time_tables(
+    machine: Machine, tables: Sequence[Any], *, batch: int, variant: str = "fused"
+) -> TableTimes:
+    """Time the forward lookups of tables, or of the parts of tables that a device holds.
+
+    Parameters
+    ----------
+    machine : Machine
+        Where they are looked up.
+    tables : sequence of EmbeddingTable
+        The tables, n of them. A part that a device holds is a table with its own rows, lookups of a
+        sample and law, see `perfkit.workloads.tables.take_part` and
+        `perfkit.models.distributions.Distribution.split`.
+    batch : int
+        Samples [-].
+    variant : str, optional
+        The kernel: ``fused`` for one that looks up all tables, ``_embedding_bag`` for one a table.
+
+    Returns
+    -------
+    times : TableTimes
+        Tables share the caches, which other work of an iteration would share, too.
+
+    Raises
+    ------
+    ValueError
+        Where the platform has no fit of lookups.
+
+    Examples
+    --------
+    >>> from perfkit.platform.gallery import load_platform
+    >>> from perfkit.workloads.tables import EmbeddingTable
+    >>> skewed = EmbeddingTable(1_000_000, 128, pooling=100, exponent=1.2)
+    >>> times = time_tables(load_platform("a100-sxm-8"), [skewed], batch=2048)
+    >>> times.l2_hits.round(2).tolist()
+    [0.92]
+    """
+    model = find_lone_model(machine, "embedding_forward", variant, "fp32")
+    if model.fit is None:
+        raise _lacks_model(machine, model.kind)
+    sizes = _size_lookups(machine, model, tables, batch)
+    seconds = _time(machine, model, sizes).seconds
+    launch = model.fit.get("launch", 0.0)
+    l2_hits = 1.0 - sizes["beyond_l3"] / sizes["row_bytes"]
+    return TableTimes(np.maximum(seconds - launch, 0.0), l2_hits, launch)
+
+
+def _size_lookups(
+    machine: Machine, model: LoneModel, tables: Sequence[Any], batch: int
+) -> dict[str, Array]:
+    """Sizes of the lookups of tables, which share the caches."""
     columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize) for t in tables]
     rows, dim, bags, lookups, itemsize = np.array(columns, dtype=float).T
     access: dict[str, Any] = {
@@ -147,12 +221,11 @@ def estimate_lookups(machine: Machine, tables: Sequence[Any], *, batch: int) -> 
     nbytes = embedding.forward_bytes(bags, lookups, dim, **access)
     missed_l2, missed_l3 = found.misses
     beyond_l2, beyond_l3 = missed_l2 * found.row_bytes, missed_l3 * found.row_bytes
-    model = find_lone_model(machine, "embedding_forward", "_embedding_bag", "fp32")
     operand_bytes = nbytes - found.row_bytes
     traffic = find_traffic(
         _classify(model, len(rows)), machine, operand_bytes, found.row_bytes, beyond_l3
     )
-    sizes = {
+    return {
         "rows": rows,
         "dim": dim,
         "bags": bags,
@@ -167,7 +240,6 @@ def estimate_lookups(machine: Machine, tables: Sequence[Any], *, batch: int) -> 
         "traffic": traffic.nbytes,
         "bandwidth": traffic.bandwidth,
     }
-    return _estimate(machine, f"lookup in {len(tables)} tables, batch {batch},", model, sizes)
 
 
 def _find_product(machine: Machine, kind: str, dtype: str) -> LoneModel:

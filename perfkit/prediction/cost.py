@@ -212,9 +212,8 @@ def size_operations(
         limits = CacheLimits.of_rank(platform, ranks)
         rows = size_rows(graphs, Features(**features), operand_bytes, row_bytes, itemsizes, limits)
     else:
-        nothing = np.zeros(row_bytes.shape)
-        rows = RowSizes(row_bytes, nothing, nothing, nothing, nothing)
-    traffic = find_traffic(operations, platform, operand_bytes, row_bytes, rows.beyond_l3)
+        rows = RowSizes.without_caches(row_bytes)
+    traffic = find_traffic(operations, platform, operand_bytes, row_bytes, rows.from_memory)
     beyond_l2, beyond_l3 = rows.beyond_l2, rows.beyond_l3
     if sums_terms:
         beyond_l2 = beyond_l2 + _count_distant_bytes(graphs, limits.l2)

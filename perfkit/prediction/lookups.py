@@ -57,6 +57,9 @@ class RowSizes:
         Lookups whose page address is not cached [-].
     beyond_l2, beyond_l3 : array
         Bytes that come from beyond each cache [B].
+    has_misses : array of bool
+        Whether it is known what caches hold of the rows of each operation: of lookups and updates,
+        not of gradients that have a row for each lookup [-].
     """
 
     row_bytes: Array
@@ -64,6 +67,18 @@ class RowSizes:
     page_walks: Array
     beyond_l2: Array
     beyond_l3: Array
+    has_misses: np.ndarray
+
+    @classmethod
+    def without_caches(cls, row_bytes: Array) -> "RowSizes":
+        """Rows of which no cache holds any."""
+        nothing = np.zeros((4, *row_bytes.shape))
+        return cls(row_bytes, *nothing, has_misses=np.zeros(row_bytes.shape, dtype=bool))
+
+    @property
+    def from_memory(self) -> Array:
+        """Bytes of rows that come from the main memory of a GPU [B]."""
+        return np.where(self.has_misses, self.beyond_l3, self.row_bytes)
 
 
 class _RowOperations(NamedTuple):
@@ -155,8 +170,7 @@ def size_rows(
     rows : RowSizes
         One element per operation.
     """
-    shape = row_bytes.shape
-    rows = RowSizes(row_bytes, np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape))
+    rows = RowSizes.without_caches(row_bytes)
     if not row_bytes.any():
         return rows
     operations = _list_row_operations(graphs, features, row_bytes, itemsizes)
@@ -225,6 +239,7 @@ def _size_rows_of_tables(
     position = operations.operation
 
     rows.unique_bytes[position[touches_table]] = tables.unique_bytes[touches_table]
+    rows.has_misses[position[misses_as_lookup | is_update]] = True
 
     by_cache = (
         (rows.beyond_l2, tables.l2_misses, tables.l2_update_misses),
