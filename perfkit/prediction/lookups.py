@@ -72,8 +72,15 @@ class RowSizes:
     @classmethod
     def without_caches(cls, row_bytes: Array) -> "RowSizes":
         """Rows of which no cache holds any."""
-        nothing = np.zeros((4, *row_bytes.shape))
-        return cls(row_bytes, *nothing, has_misses=np.zeros(row_bytes.shape, dtype=bool))
+        shape = row_bytes.shape
+        return cls(
+            row_bytes=row_bytes,
+            unique_bytes=np.zeros(shape),
+            page_walks=np.zeros(shape),
+            beyond_l2=np.zeros(shape),
+            beyond_l3=np.zeros(shape),
+            has_misses=np.zeros(shape, dtype=bool),
+        )
 
     @property
     def from_memory(self) -> Array:
