@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.prediction.contrast import PlatformComparison, compare
     from perfkit.prediction.predictor import predict
     from perfkit.prediction.result import Prediction
+    from perfkit.readers.printed_plans import read_plan
     from perfkit.readers.table_configs import read_tables
     from perfkit.recording.steps import capture
     from perfkit.reports.page import report
@@ -86,6 +87,7 @@ _HOME = {
     "compare": "perfkit.prediction.contrast",
     "predict": "perfkit.prediction.predictor",
     "Prediction": "perfkit.prediction.result",
+    "read_plan": "perfkit.readers.printed_plans",
     "read_tables": "perfkit.readers.table_configs",
     "capture": "perfkit.recording.steps",
     "report": "perfkit.reports.page",

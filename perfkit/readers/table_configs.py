@@ -29,7 +29,16 @@ from perfkit.ground.units import (
 from perfkit.models.distributions import ReuseHistogram, Zipf
 from perfkit.models.skew import fit_zipf
 from perfkit.readers.index_arrays import read_indices
+from perfkit.readers.planner_statistics import (
+    LOG_SUFFIXES,
+    has_statistics,
+    is_file_name,
+    is_list_of_lines,
+    read_planner_statistics,
+)
+from perfkit.readers.printed_plans import list_tables_of
 from perfkit.readers.tbe_configs import parse_tbe_config
+from perfkit.readers.torchrec_tables import warn_of
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 _COLUMNS = ("rows", "dim", "pooling", "exponent", "itemsize", "name")
@@ -46,7 +55,7 @@ _FOREIGN = {
 #: Keys by which a TBEDataConfig is known.
 _TBE_PARTS = ("T", "batch_params", "indices_params", "pooling_params")
 _ARRAYS = (".npy", ".npz", ".pt", ".pth", ".pt.gz")
-_SUFFIXES = (".csv", ".parquet", ".json", *_ARRAYS)
+_SUFFIXES = (".csv", ".parquet", ".json", *_ARRAYS, *LOG_SUFFIXES)
 
 
 class _Contents(NamedTuple):
@@ -71,20 +80,21 @@ def read_tables(
     dim: int | None = None,
     rows: int | Sequence[int] | None = None,
     tables: int | None = None,
-    itemsize: int = 4,
+    itemsize: int | None = None,
     law: str = "histogram",
 ) -> TableSet:
     """Read a set of embedding tables.
 
     Parameters
     ----------
-    source : str, Path or frame
+    source : str, Path, frame or sequence of str
         One of: a pandas or polars frame, or a CSV, Parquet or JSON file. Its columns are ``rows``
         and ``dim`` and, where they differ from the defaults of `EmbeddingTable`, ``pooling``,
         ``exponent``, ``itemsize`` [B] and ``name``; the names of TorchRec, ``num_embeddings`` and
         ``embedding_dim``, and of FBGEMM, ``E``, ``D`` and ``L``, are known too. A JSON file with a
         TBEDataConfig of FBGEMM, or a list of them. A file of recorded indices, see
-        `perfkit.readers.index_arrays.read_indices`. A name from `list_published`.
+        `perfkit.readers.index_arrays.read_indices`. What TorchRec's planner prints, as text, as
+        lines or in a file, whose plan `perfkit.read_plan` reads. A name from `list_published`.
     batch : int, optional
         Samples of one iteration over all ranks; by default from the file, otherwise 65,536 [-].
     dim : int, optional
@@ -96,7 +106,7 @@ def read_tables(
     tables : int, optional
         Number of tables of recorded indices, see `perfkit.readers.index_arrays.count_indices` [-].
     itemsize : int, optional
-        Bytes of one number, for sources without it [B].
+        Bytes of one number, for sources without it; 4 by default [B].
     law : str, optional
         Popularity of recorded rows: ``histogram`` of their reuse, or the fitted ``zipf``.
 
@@ -125,7 +135,17 @@ def read_tables(
     TableSet('dlrm-datasets-2021': 856 tables, 219 GB, 13,535 lookups a sample, batch 65,536)
     """
     check_choice("law", law, ("histogram", "zipf"))
-    _check_itemsize(itemsize)
+    if itemsize is not None:
+        _check_itemsize(itemsize)
+    has_sizes = dim is not None or rows is not None or tables is not None
+    if _is_printed(source):
+        if has_sizes:
+            raise ValueError(
+                "statistics of a planner have rows and columns of their own; leave dim, rows and "
+                "tables out"
+            )
+        return _read_printed(source, batch, itemsize)
+    size = itemsize or 4
     is_frame = not isinstance(source, str | Path)
     if is_frame and not (isinstance(source, Mapping | list | tuple) or hasattr(source, "columns")):
         raise ValueError(
@@ -136,7 +156,6 @@ def read_tables(
     suffix = "" if is_frame else _find_suffix(source)
     is_published = not is_frame and not suffix
     lacks_sizes = suffix in _ARRAYS or (is_published and name in _histograms())
-    has_sizes = dim is not None or rows is not None or tables is not None
     if has_sizes and not lacks_sizes:
         raise ValueError(
             f"{escape(name, 200)} has rows and columns of its own; leave dim, rows and tables out"
@@ -148,16 +167,16 @@ def read_tables(
     width = int(check_positive("dim", dim, integer=True)) if lacks_sizes else 0
     if is_frame:
         with reading("source", "change the tables"):
-            contents = _make_tables(_walk_frame(source), "source", itemsize)
+            contents = _make_tables(_walk_frame(source), "source", size)
     elif suffix in _ARRAYS:
         statistics = read_indices(source, rows=rows, tables=tables, batch=batch)
-        made = [part.to_table(width, itemsize=itemsize, law=law) for part in statistics]
+        made = [part.to_table(width, itemsize=size, law=law) for part in statistics]
         contents = _Contents(made, batch=statistics[0].bags)
     elif suffix:
         with reading(source, f"pass a readable {suffix} file", most=LARGEST_TEXT):
-            contents = _READERS[suffix](Path(source), itemsize)
+            contents = _READERS[suffix](Path(source), size)
     else:
-        contents = _read_published(name, width, rows, itemsize, law)
+        contents = _read_published(name, width, rows, size, law)
     fields: dict[str, Any] = {}
     if not is_frame:
         fields["name"] = Path(name).name[: -len(suffix)] if suffix else name
@@ -169,6 +188,35 @@ def read_tables(
         fields["batch"] = contents.batch
     with reading(name, "change the tables"):
         return TableSet(tuple(contents.tables), **fields)
+
+
+def _is_printed(source: Any) -> bool:
+    """Whether a source is what TorchRec's planner prints, or names a file of it."""
+    if isinstance(source, str):
+        return is_file_name(source) or has_statistics(source)
+    if isinstance(source, Path):
+        return is_file_name(str(source))
+    return is_list_of_lines(source)
+
+
+def _read_printed(
+    source: str | Path | Sequence[str], batch: int | None, itemsize: int | None
+) -> TableSet:
+    """The tables of what TorchRec's planner prints."""
+    origin = "source"
+    fields: dict[str, Any] = {}
+    if isinstance(source, Path) or (isinstance(source, str) and is_file_name(source)):
+        origin = escape(source, 200)
+        fields["name"] = Path(source).stem
+    statistics = read_planner_statistics(source, origin=origin)
+    tables, notes = list_tables_of(statistics, itemsize=itemsize, origin=origin)
+    if batch is not None:
+        fields["batch"] = batch
+    elif statistics.batch is not None and statistics.ranks is not None:
+        fields["batch"] = statistics.batch * statistics.ranks
+    warn_of(origin, notes, stacklevel=3)
+    with reading(origin, "change the tables"):
+        return TableSet(tuple(tables), embedding="fused", **fields)
 
 
 def _find_suffix(source: str | Path) -> str:
