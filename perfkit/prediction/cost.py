@@ -26,6 +26,7 @@ from perfkit.platform.kernel_times import (
 )
 from perfkit.platform.platform import Platform
 from perfkit.prediction.classes import ClassifiedOperations, ClassModel, classify, join_classes
+from perfkit.prediction.host_tables import add_host_tables
 from perfkit.prediction.lookups import CacheLimits, RowSizes, size_rows
 from perfkit.workloads.columns import FEATURES, Features
 from perfkit.workloads.graph import Graph, OperationClass
@@ -131,7 +132,10 @@ def price(
     # 4. Time inside an iteration.
     seconds = time_in_iteration(operations, sizes, alone)
 
-    # 5. Time of each class, and how well it is known.
+    # 5. What rows of tables in host memory add.
+    seconds = add_host_tables(graphs, seconds, platform, ranks=ranks)
+
+    # 6. Time of each class, and how well it is known.
     totals = add_up_classes(graphs, operations, products, seconds, alone.near, platform)
 
     assumed = np.array([model.is_assumed for model in operations.models], dtype=bool)

@@ -14,6 +14,7 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.host_memory import find_host_share
 from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import PHASES, Graph, KernelKey
+from perfkit.workloads.table_kernels import TABLE_KERNELS
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Workspaces of cuBLAS, one for the forward and one for the backward pass [B]; docs/formulas.md,
@@ -105,9 +106,9 @@ class Memory(Shown):
         What a process on a GPU takes beside these parts: the context of CUDA, buffers of NCCL, and
         fragments of the caching allocator; 0 on a CPU [B].
     on_host : float
-        What a strategy that offloads takes of the memory of the host [B].
+        What a strategy that offloads, and tables in host memory, take of the memory of the host [B].
     host_capacity : float or None
-        What a rank may take of it; None without offload [B].
+        What a rank may take of it; None if nothing lies there [B].
     """
 
     parts: Mapping[str, float]
@@ -501,21 +502,39 @@ def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable]) -> list[Any]:
     numbers = graph.weights.table_buffers.tolist()
     met = set(graph.accesses.buffer.tolist())
     own = [table for table, number in zip(tables, numbers, strict=False) if number not in met]
-    return [sum((table.nbytes for table in own), start=0.0), sum_states(graph, own)]
+    return [sum((table.device_bytes for table in own), start=0.0), sum_states(graph, own)]
 
 
-def sum_states(graph: Graph, tables: Sequence[EmbeddingTable]) -> Any:
-    """Bytes that the optimizer of a graph keeps for the rows of these tables [B]."""
+def sum_states(
+    graph: Graph, tables: Sequence[EmbeddingTable], *, on_device: bool = True
+) -> Any:
+    """Bytes that the optimizer of a graph keeps for the rows of these tables, in device memory or
+    beyond it [B].
+
+    States for each weight lie where all rows of a table lie, and those for each row on the device, as
+    FBGEMM has them.
+    """
     if not graph.optimizer:
         return 0.0
     optimizer = find_optimizer(graph.optimizer)
     if not optimizer.states and not optimizer.states_per_row:
         return 0.0
-    states = [
-        state_bytes(table.rows, table.dim, table.itemsize, optimizer=graph.optimizer)
-        for table in tables
-    ]
+    states = []
+    for table in tables:
+        is_on_device = TABLE_KERNELS[table.kernel].is_on_device or not optimizer.states
+        if is_on_device == on_device:
+            states.append(
+                state_bytes(table.rows, table.dim, table.itemsize, optimizer=graph.optimizer)
+            )
     return sum(states, start=0.0)
+
+
+def sum_beyond_device(graph: Graph) -> Any:
+    """Bytes of tables of a graph, and of their optimizer states, that lie in host memory [B]."""
+    if all(TABLE_KERNELS[table.kernel].is_on_device for table in graph.tables):
+        return 0.0
+    weights = sum((table.host_bytes for table in graph.tables), start=0.0)
+    return weights + sum_states(graph, graph.tables, on_device=False)
 
 
 def measure_memory(graphs: Sequence[Graph], platform: Platform) -> Memory:
@@ -557,9 +576,10 @@ def _make_memory(graph: Graph, parts: Mapping[str, float], platform: Platform) -
     if platform.device.kind != "cpu":
         reserve = estimate_reserve(sum(parts.values()), count_communicators(graph))
     host_capacity = None
-    if graph.on_host:
+    on_host = graph.on_host + sum_beyond_device(graph)
+    if np.any(on_host):
         host_capacity = find_host_share(platform, graph.ranks)
-    return Memory(parts, platform.memory_of_rank, reserve, graph.on_host, host_capacity)
+    return Memory(parts, platform.memory_of_rank, reserve, on_host, host_capacity)
 
 
 def estimate_reserve(allocated: Any, communicators: Any) -> Any:
@@ -632,9 +652,10 @@ def find_shortage(
     for graph in graphs:
         nbytes = graph.footprint + graph.untouched
         if graph.tables:
-            nbytes += sum(table.nbytes for table in graph.tables) + sum_states(graph, graph.tables)
+            nbytes += sum(table.device_bytes for table in graph.tables)
+            nbytes += sum_states(graph, graph.tables)
         most = max(most, nbytes + WORKSPACE)
-    offloads = any(graph.on_host for graph in graphs)
+    offloads = any(graph.on_host or sum_beyond_device(graph) for graph in graphs)
     if most <= capacity and not offloads:
         communicators = max(count_communicators(graph) for graph in graphs)
         reserve = estimate_reserve(most, communicators)
@@ -644,9 +665,12 @@ def find_shortage(
     if memory.fits and memory.fits_with_reserve:
         return ()
     if memory.host_capacity is not None and memory.on_host > memory.host_capacity:
+        less = "a smaller offload_fraction"
+        if any(sum_beyond_device(graph) for graph in graphs):
+            less = "fewer tables in host memory"
         return (
-            f"a rank {memory}: the host is too small; take a smaller offload_fraction, more nodes, or state "
-            "a host with more memory by .with_host_memory(capacity=...)",
+            f"a rank {memory}: the host is too small; take {less}, more nodes, or state a host with more "
+            "memory by .with_host_memory(capacity=...)",
         )
     if not memory.fits:
         return (f"a rank {memory}; {advise()}",)

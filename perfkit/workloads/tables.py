@@ -142,6 +142,20 @@ class EmbeddingTable:
         return INDEX_BYTES
 
     @property
+    def device_bytes(self) -> Any:
+        """Bytes of the weights in device memory: all of them, or what a cache holds [B]."""
+        if TABLE_KERNELS[self.kernel].is_on_device:
+            return self.nbytes
+        return (self.load_factor or 0.0) * self.nbytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the weights that lie beyond device memory, those in its cache included [B]."""
+        if TABLE_KERNELS[self.kernel].is_on_device:
+            return 0
+        return self.nbytes
+
+    @property
     def distribution(self) -> Distribution:
         """Distribution of the looked-up rows."""
         if self.law is not None:
