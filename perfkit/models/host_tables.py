@@ -96,9 +96,7 @@ def update_on_host(
 
 
 @closed_form()
-def keep_cache(
-    lookups: Values, missed: Values, row_bytes: Values, *, bandwidth: Values
-) -> Values:
+def keep_cache(lookups: Values, missed: Values, row_bytes: Values, *, bandwidth: Values) -> Values:
     r"""Time that a cache of rows in device memory takes before its table is looked up.
 
     Parameters

@@ -45,7 +45,9 @@ class HostTableTimes(NamedTuple):
     backward: Array
 
 
-def check_kernels(tables: Sequence[EmbeddingTable], platform: Platform, *, one_kernel: bool) -> None:
+def check_kernels(
+    tables: Sequence[EmbeddingTable], platform: Platform, *, one_kernel: bool
+) -> None:
     """Refuse tables whose rows lie where nothing can price them.
 
     Parameters
@@ -273,8 +275,9 @@ def _add_to_graph(graph: Graph, seconds: Array, platform: Platform, ranks: int) 
             variants.add(label.variant)
         else:
             backward[table] = operation
-            _refuse_copy(graph, table, label.variant)
     check_kernels(graph.tables, platform, one_kernel=variants == {"fused"})
+    for table, operation in backward.items():
+        _refuse_copy(graph, table, graph.labels[operation].variant)
     numbers = [n for n in sorted(forward) if graph.tables[n].kernel != FUSED.name]
     if not numbers:
         return

@@ -505,9 +505,7 @@ def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable]) -> list[Any]:
     return [sum((table.device_bytes for table in own), start=0.0), sum_states(graph, own)]
 
 
-def sum_states(
-    graph: Graph, tables: Sequence[EmbeddingTable], *, on_device: bool = True
-) -> Any:
+def sum_states(graph: Graph, tables: Sequence[EmbeddingTable], *, on_device: bool = True) -> Any:
     """Bytes that the optimizer of a graph keeps for the rows of these tables, in device memory or
     beyond it [B].
 
@@ -550,9 +548,12 @@ def measure_memory(graphs: Sequence[Graph], platform: Platform) -> Memory:
     Returns
     -------
     memory : Memory
-        Bytes by use.
+        Bytes by use; what lies on the host is that of the rank with most there.
     """
-    return max((_measure(graph, platform) for graph in graphs), key=lambda found: found.total)
+    of_ranks = [_measure(graph, platform) for graph in graphs]
+    fullest = max(of_ranks, key=lambda memory: memory.total)
+    on_host = max(of_ranks, key=lambda memory: memory.on_host)
+    return replace(fullest, on_host=on_host.on_host, host_capacity=on_host.host_capacity)
 
 
 def _measure(graph: Graph, platform: Platform) -> Memory:

@@ -17,6 +17,7 @@ from perfkit.platform.machine import StepKind, name_level
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import Costs as OperationCosts
 from perfkit.prediction.cost import price, price_hosts
+from perfkit.prediction.host_tables import start_kernels, time_host_tables
 from perfkit.workloads import layers
 from perfkit.workloads.columns import Accesses, Features
 from perfkit.workloads.dlrm import DLRM
@@ -25,7 +26,13 @@ from perfkit.workloads.iteration import average, make_graph, step
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.placement_kinds import KIND_OF_NAME, PlacementKind, Reduction
 from perfkit.workloads.sizes import alter
-from perfkit.workloads.tables import EmbeddingTable, TableSet, share_lookups, take_part
+from perfkit.workloads.tables import (
+    EmbeddingTable,
+    TableSet,
+    put_on_device,
+    share_lookups,
+    take_part,
+)
 from perfkit.workloads.tape import ITEMSIZE, Tape
 
 
@@ -326,7 +333,11 @@ class Costs:
     def launch(self) -> Array:
         """Time to start the kernels that work on all tables of a rank, by `SECONDS` [s]."""
         no_tables = DividedTables([], self.workload.batch, copied=False, cache_scale=1.0)
-        return self._time(no_tables).launch
+        launch = self._time(no_tables).launch
+        starts = start_kernels(self.workload.tables)
+        launch[Cost.LOOKUP] += self.scale * starts.forward
+        launch[Cost.BACKWARD] += self.scale * starts.backward
+        return launch
 
     def seconds(self, graph: Graph, platform: Platform | None = None) -> Array:
         """Device time of each operation inside an iteration [s]."""
@@ -531,7 +542,24 @@ class Costs:
         if not updates_in_backward or self.workload.embedding == "fused":
             growth = self._grow_update(divided.tables)
             seconds[:-1, updating] *= growth
+        self._add_host_tables(divided, seconds[:-1])
         return TableTimes(seconds[:-1], launch)
+
+    def _add_host_tables(self, divided: DividedTables, seconds: Array) -> None:
+        """Add what rows in host memory take to the times of tables [s]."""
+        optimizer = self.workload.optimizer
+        if divided.copied:  # no plan copies them; their gradients are averaged in device memory
+            optimizer = ""
+        times = time_host_tables(
+            divided.tables,
+            np.array([divided.samples * float(table.pooling) for table in divided.tables]),
+            self.platform,
+            ranks=self.ranks,
+            optimizer=optimizer,
+            sorts=self.workload.embedding == "exact",
+        )
+        seconds[:, Cost.LOOKUP] += self.scale * times.forward
+        seconds[:, Cost.BACKWARD] += self.scale * times.backward
 
     def _time_host(self, graph: Graph, operation: int) -> float:
         """Host time of an operation that follows one of its own class [s]."""
@@ -571,7 +599,10 @@ class Costs:
 def _sort(tables: Sequence[EmbeddingTable]) -> np.ndarray:
     """Numbers of the tables sorted by rows, columns, lookups, weights of lookups and law; equal ones
     stay in their order."""
-    sizes = [(t.weighted, t.exponent, t.pooling, t.dim, t.rows) for t in tables]
+    sizes = [
+        (t.load_factor or 0.0, t.host_bytes, t.weighted, t.exponent, t.pooling, t.dim, t.rows)
+        for t in tables
+    ]
     keys = np.array(sizes, dtype=float).T
     # writing a law out takes long, and few tables differ in nothing else
     _, numbers, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
@@ -676,7 +707,8 @@ def _repeat_for_tables(
         tuple(labels),
         features,
         separate_accesses,
-        tuple(tables),
+        # what rows in host memory add is counted by table, see `Costs._add_host_tables`
+        tuple(put_on_device(table) for table in tables),
         family=graph.family,
     )
     return SeparateOperations(separate, rows)
@@ -705,8 +737,11 @@ def _measure_bytes(workload: DLRM | TableSet, divided: DividedTables) -> Array:
     else:
         costs[:, Cost.POOLED] = outputs
         costs[:, Cost.INDICES] = inputs
-    costs[:, Cost.WEIGHTS] = weights
-    costs[:, Cost.STATE] = state_bytes(rows, dim, itemsize, optimizer=workload.optimizer)
+    costs[:, Cost.WEIGHTS] = [float(table.device_bytes) for table in tables]
+    states = state_bytes(rows, dim, itemsize, optimizer=workload.optimizer)
+    if find_optimizer(workload.optimizer).states:  # those for each weight lie where all rows lie
+        states = states * np.array([not table.host_bytes for table in tables])
+    costs[:, Cost.STATE] = states
     costs[:, Cost.INPUTS] = inputs
     costs[:, Cost.OUTPUTS] = outputs
     costs[:, Cost.GRADIENTS] = outputs + weight_gradients

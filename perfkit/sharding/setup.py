@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.ground.units import Array, check_choice, check_positive, check_type, show, steady
+from perfkit.ground.units import Array, check_choice, check_positive, check_type, steady
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
+from perfkit.prediction.host_tables import check_kernels
 from perfkit.prediction.predictor import predict
 from perfkit.sharding.costs import INDEX_BYTES, SECONDS, Cost, Costs
 from perfkit.sharding.problem import (
@@ -29,8 +30,7 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import PLACEMENT_KINDS, WHOLE
 from perfkit.workloads.sizes import alter, check_ranks
-from perfkit.workloads.table_kernels import FUSED
-from perfkit.workloads.tables import TableSet, name_tables
+from perfkit.workloads.tables import TableSet
 
 #: Smallest size of a message in a curve, the least that the largest one is, and how many there are
 #: [B, B, -].
@@ -92,7 +92,8 @@ def set_up(
         rank_memory = float(check_positive("memory", memory))
     if rank_memory is None:
         raise ValueError(f"platform {loaded.name!r} states no memory; give memory in bytes")
-    _refuse_other_kernels(workload)
+    one_kernel = workload.embedding != "separate"
+    check_kernels(workload.tables, loaded, one_kernel=one_kernel)
     costs = Costs(workload, loaded, ranks)
     reserved = _find_reserved_memory(workload, costs)
     problem = Problem(
@@ -128,16 +129,6 @@ def set_up(
     correction = _find_correction(workload, problem)
     host_seconds_of_message = _time_host_of_messages(workload, costs)
     return replace(problem, correction=correction, host_seconds_of_message=host_seconds_of_message)
-
-
-def _refuse_other_kernels(workload: DLRM | TableSet) -> None:
-    """Refuse tables that do not lie in device memory."""
-    for name, table in zip(name_tables(workload.tables), workload.tables, strict=True):
-        if table.kernel != FUSED.name:
-            raise ValueError(
-                f"kernel of {show(name)} is {table.kernel!r}; plans are priced for tables in device "
-                f"memory; take kernel={FUSED.name!r}"
-            )
 
 
 def _find_reserved_memory(workload: DLRM | TableSet, costs: Costs) -> float:

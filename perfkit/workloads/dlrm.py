@@ -29,6 +29,7 @@ from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.sizes import check_ranks, check_size
 from perfkit.workloads.stand_ins import StandIns
 from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
+from perfkit.workloads.table_kernels import FUSED
 from perfkit.workloads.tables import EmbeddingTable, share_lookups
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
 
@@ -102,13 +103,10 @@ def _check_optimizer(optimizer: str, embedding: str, *, sparse: bool, fused: boo
         raise ValueError(f"{fault}; gradients of the same row must be added up first; {advice}")
 
 
-def _make_tables(
-    rows: Any, pooling: Any, exponent: Any, weighted: Any, width: Any, itemsize: int
-) -> tuple[EmbeddingTable, ...]:
-    """The tables of a model; rows, pooling, exponent and whether lookups are weighted are one value
+def _make_tables(of_each: dict[str, Any], width: Any, itemsize: int) -> tuple[EmbeddingTable, ...]:
+    """The tables of a model; fields of `EmbeddingTable`, of which rows are the first, are one value
     for all tables, or one for each."""
     columns, count = [], 1
-    of_each = {"rows": rows, "pooling": pooling, "exponent": exponent, "weighted": weighted}
     for name, value in of_each.items():
         if isinstance(value, Sequence | np.ndarray) and is_listed(value):
             count_values(name, value, MOST_TABLES)
@@ -128,15 +126,9 @@ def _make_tables(
         columns.append(values)
     tables = []
     for number, values_of_table in enumerate(zip(*columns, strict=True)):
-        its_rows, its_pooling, its_exponent, its_weighted = values_of_table
+        fields_of_table = dict(zip(of_each, values_of_table, strict=True))
         table = EmbeddingTable(
-            its_rows,
-            width,
-            its_pooling,
-            its_exponent,
-            itemsize,
-            f"table {number}",
-            weighted=its_weighted,
+            dim=width, itemsize=itemsize, name=f"table {number}", **fields_of_table
         )
         tables.append(table)
     return tuple(tables)
@@ -170,6 +162,12 @@ class DLRM:
         Zipf exponent of the looked-up rows, 0 for uniform [-].
     weighted : bool or sequence of bool
         Whether lookups have weights, see `EmbeddingTable.weighted`.
+    kernel : str or sequence of str
+        Where the rows of tables lie, see `EmbeddingTable.kernel`; other than ``fused`` with
+        ``embedding`` fused or exact only.
+    load_factor : float or sequence of float, optional
+        Share of the rows that a cache in device memory holds, see `EmbeddingTable.load_factor`;
+        None for tables without a cache [-].
     bottom : sequence of int
         Widths of the bottom MLP; a last layer of `dim` is appended where it is missing [-].
     top : sequence of int
@@ -273,6 +271,8 @@ class DLRM:
         pooling: Any = None,
         exponent: Any = 0.0,
         weighted: Any = False,
+        kernel: Any = FUSED.name,
+        load_factor: Any = None,
         bottom: Any = None,
         top: Any = None,
         features: Any = None,
@@ -336,10 +336,14 @@ class DLRM:
         cross_rank = check_positive("cross", cross[1], integer=True)
         width = check_size("dim", choose("dim", dim))
         tables = _make_tables(
-            choose("rows", rows),
-            choose("pooling", pooling),
-            exponent,
-            weighted,
+            {
+                "rows": choose("rows", rows),
+                "pooling": choose("pooling", pooling),
+                "exponent": exponent,
+                "weighted": weighted,
+                "kernel": kernel,
+                "load_factor": load_factor,
+            },
             width,
             ITEMSIZE[table_dtype],
         )
@@ -830,7 +834,16 @@ def _describe_sizes(local: LocalTables) -> tuple[Any, ...]:
     """All that operations on the tables of a rank depend on; their names are not part of it."""
     groups = [(summed.group, len(summed.tables)) for summed in local.summed]
     sizes = [
-        (table.rows, table.dim, table.pooling, table.exponent, table.law, table.weighted)
+        (
+            table.rows,
+            table.dim,
+            table.pooling,
+            table.exponent,
+            table.law,
+            table.weighted,
+            table.kernel,
+            table.load_factor,
+        )
         for table in (*local.of_whole_batch, *local.of_own_samples)
     ]
     return (len(local.pooled_alone), *groups, _describe_hybrid(local), *sizes)

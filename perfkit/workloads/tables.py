@@ -179,6 +179,15 @@ def _check_load_factor(kernel: str, load_factor: Any) -> float | None:
     return float(check_positive("load_factor", load_factor, maximum=1))
 
 
+def put_on_device(table: EmbeddingTable) -> EmbeddingTable:
+    """A table like another one whose rows all lie in device memory."""
+    if TABLE_KERNELS[table.kernel].is_on_device:
+        return table
+    on_device = take_part(table)
+    vars(on_device).update(kernel=FUSED.name, load_factor=None)
+    return on_device
+
+
 def take_part(
     table: EmbeddingTable,
     *,
