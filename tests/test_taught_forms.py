@@ -154,6 +154,11 @@ def recommendation_on_one_gpu() -> list[float]:
     return answer(pk.predict(dlrm(embedding="fused"), "h100-sxm-8"))
 
 
+def recommendation_beyond_the_gpu() -> list[float]:
+    model = dlrm(embedding="exact", rows=[100_000] * 2, kernel=["uvm", "uvm_caching"])
+    return answer(pk.predict(model, "h100-sxm-8"))
+
+
 def ranks_on_nodes() -> list[float]:
     platform = pk.load_platform("h100-sxm-8x8")
     pairs = [("all_reduce", None), ("all_to_all", None), ("all_to_all", "two_level")]
@@ -256,6 +261,7 @@ PREDICTIONS: list[Callable[[], list[float]]] = [
     recommendation_on_gpus,
     recommendation_on_one_gpu,
     recommendation_on_a_processor,
+    recommendation_beyond_the_gpu,
     ranks_on_nodes,
     ranks_of_a_datasheet,
     curves_of_files,

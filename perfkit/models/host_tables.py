@@ -3,7 +3,7 @@ to the host, with and without a cache in device memory.
 
 The constants are of FBGEMM on an H100 of 80 GB, from 24 published times of a table of 8,388,608 rows
 of 128 fp32 numbers; `python -m benchmarks.host_tables` fits them again and judges them on a table of
-67,108,864 rows. docs/formulas.md, section 3.3.
+67,108,864 rows. docs/formulas.md, table 3.3.
 """
 
 from perfkit.ground.forms import closed_form

@@ -451,6 +451,12 @@ def _check_tables(model: DLRM) -> None:
             f"table_dtype is {model.table_dtype!r}; only {of_weights!r}, that of other weights, is "
             "measured, other values are predicted"
         )
+    for table in model.tables:
+        if table.host_bytes:
+            raise ValueError(
+                f"kernel is {table.kernel!r}; only tables in device memory are measured, others are "
+                "predicted"
+            )
     if any(table.weighted for table in model.tables):
         raise ValueError(
             "weighted is True; only lookups without weights are measured, others are predicted"

@@ -356,6 +356,7 @@ def check_memory(problem: Problem, candidates: Candidates) -> None:
         need = f"{names[largest]} needs at least {format_bytes(needed)} on one rank"
         would = f"about {enough_ranks} ranks would do if it may be split"
         advice = "or give more memory, fewer min_columns, a smaller batch or smaller tables"
+        advice += _advise_host(problem)
         raise InfeasibleError(f"memory: {need}; {rest}; {would}, {advice}")
     least_of_unit = candidates.least_of_units(candidates.total_load[:, Resource.MEMORY])
     needed = least_of_unit.sum()
@@ -365,8 +366,18 @@ def check_memory(problem: Problem, candidates: Candidates) -> None:
         largest_names = ", ".join(names[unit] for unit in by_size[:3])
         text = f"{math.ceil(needed / capacity)} ranks would do; the largest are {largest_names}"
         raise InfeasibleError(
-            f"memory: all tables together need {format_bytes(needed)}; {hold}; {text}"
+            f"memory: all tables together need {format_bytes(needed)}; {hold}; {text}{_advise_host(problem)}"
         )
+
+
+def _advise_host(problem: Problem) -> str:
+    """The advice to put tables into host memory, where a GPU has one that is known."""
+    costs = problem.costs
+    if not costs.accelerated or not costs.fused:
+        return ""
+    if all(table.host_bytes for table in costs.workload.tables):
+        return ""
+    return ", or put large tables into host memory by kernel='uvm_caching'"
 
 
 def _name_units(problem: Problem) -> list[str]:

@@ -58,11 +58,13 @@ def read_constraints(
     apart: Any = (),
     forbid: Any = (),
     min_columns: Any = MIN_COLUMNS,
+    beyond_device: np.ndarray | None = None,
 ) -> Constraints:
     """Check the constraints of `perfkit.shard`; returns them with tables by number.
 
     `order` lists the tables as units are numbered, so that the order in which tables were given does
-    not matter; by default they are numbered as given.
+    not matter; by default they are numbered as given. Tables `beyond_device` memory are not copied:
+    gradients of copies are averaged in device memory.
     """
     check_type("pin", pin, Mapping | None)
     unit_of_table = _join_tables(names, order, together)
@@ -80,6 +82,8 @@ def read_constraints(
     for kind in PLACEMENT_KINDS:
         if not kind.is_whole:
             allowed[kind.name] &= ~must_be_whole
+        if kind.is_copied and beyond_device is not None:
+            allowed[kind.name] &= ~beyond_device
     least = read_min_columns(names, min_columns)
     return Constraints(unit_of_table, pinned, tuple(groups), allowed, least)
 

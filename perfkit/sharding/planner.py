@@ -141,6 +141,12 @@ def _check_placement(problem: Problem, number: int, placement: Placement) -> Non
         raise ValueError(
             f"{shown}; {name!r} has no model of its messages; take one of {', '.join(problem.kinds)}"
         )
+    if traits.is_copied and problem.costs.workload.tables[number].host_bytes:
+        kernel = problem.costs.workload.tables[number].kernel
+        raise ValueError(
+            f"{shown}, and its kernel is {kernel!r}; gradients of copies are averaged in device memory; "
+            "place it in another way, or take kernel='fused'"
+        )
     if not traits.is_inside_node:
         return
     ranks_per_node = problem.costs.ranks_per_node
@@ -275,6 +281,7 @@ def shard(
     )
     names, order = name_tables(workload.tables), problem.costs.order
     kept = {"pin": pin, "together": together, "apart": apart, "min_columns": min_columns}
+    kept["beyond_device"] = np.array([table.host_bytes > 0 for table in workload.tables])
     constraints = read_constraints(names, problem.costs.ranks, order, **kept, forbid=forbid)
     unforbidden = read_constraints(names, problem.costs.ranks, order, **kept)
     prepared = _prepare(replace(problem, constraints=constraints))

@@ -91,6 +91,8 @@ DLRM = {
     "pooling": (1, 2.5, [3, 3]),
     "exponent": (0, 1.05, [0.5, 0.5]),
     "weighted": (False, True, [True, False]),
+    "kernel": ("fused", "fused", "uvm", "uvm_caching", ["fused", "uvm_caching"]),
+    "load_factor": (None, None, 0.5, [None, 0.1]),
     "sparse": True,
     "embedding": ("separate", "fused", "exact"),
     "fused": True,

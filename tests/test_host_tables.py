@@ -1,0 +1,168 @@
+"""Tables whose rows lie in host memory: times over the link, memory, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+import perfkit as pk
+from perfkit.models.caches import lru_hit_rate
+from perfkit.models.distributions import Uniform, unique_rows
+from perfkit.models.host_tables import (
+    BOTH_WAYS,
+    CACHE_LOOKUP,
+    CACHE_START,
+    CACHE_UPDATE_START,
+    UVM_UPDATE_START,
+)
+from perfkit.platform.host_memory import find_host_memory
+from perfkit.prediction.host_tables import find_link_bandwidth, time_host_tables
+from perfkit.workloads.placement import Placement
+
+ROWS, BATCH = 1_000_000, 100_000
+LINK = 55.2e9  # H100, the slower way [B/s]
+
+
+def make(**settings: Any) -> pk.DLRM:
+    """A small model with one table of 128 fp32 columns."""
+    given = {"rows": [ROWS], "dim": 128, "pooling": 1, "bottom": [16], "top": [16], "batch": BATCH}
+    return pk.DLRM(**{**given, "embedding": "exact", **settings})
+
+
+def sum_kernels(prediction: pk.Prediction) -> float:
+    """Time of all kernels [s]."""
+    return sum(part.time for part in prediction.causes.kernels)
+
+
+@pytest.fixture(scope="module")
+def on_device() -> pk.Prediction:
+    return pk.predict(make(optimizer="adam"), "h100-sxm-8")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_rows_in_host_memory_cross_the_link(on_device: pk.Prediction) -> None:
+    """By hand: uniform lookups share next to no row on its way. Distinct rows with two states for
+    each weight go both ways."""
+    prediction = pk.predict(make(optimizer="adam", kernel="uvm"), "h100-sxm-8")
+    distinct = float(unique_rows(Uniform(ROWS), BATCH))
+    lookups = BATCH * 512 / LINK
+    updates = BOTH_WAYS * 3 * distinct * 512 / LINK
+    added = sum_kernels(prediction) - sum_kernels(on_device)
+    assert added == pytest.approx(lookups + updates + UVM_UPDATE_START, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_cache_saves_the_link_what_it_holds(on_device: pk.Prediction) -> None:
+    """By hand: 0.2 of uniform lookups hit. States for each weight stay in host memory."""
+    cached = pk.predict(make(optimizer="adam", kernel="uvm_caching"), "h100-sxm-8")
+    distinct = float(unique_rows(Uniform(ROWS), BATCH))
+    lookups = CACHE_LOOKUP * BATCH + BOTH_WAYS * 0.8 * BATCH * 512 / LINK
+    updates = BOTH_WAYS * 2 * distinct * 512 / LINK
+    added = sum_kernels(cached) - sum_kernels(on_device)
+    starts = CACHE_START + CACHE_UPDATE_START
+    assert added == pytest.approx(lookups + updates + starts, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_popular_rows_stay_in_the_cache() -> None:
+    """The hit rate is that of an LRU cache of 0.2 of the rows."""
+    platform = pk.load_platform("h100-sxm-8")
+    table = pk.EmbeddingTable(ROWS, 128, 1.0, 1.05, kernel="uvm_caching")
+    times = time_host_tables([table], [BATCH], platform, ranks=1, optimizer="sgd", sorts=True)
+    missed = 1 - lru_hit_rate(table.distribution, 0.2 * ROWS)
+    assert 0.05 < missed < 0.15
+    expected = CACHE_LOOKUP * BATCH + BOTH_WAYS * missed * BATCH * 512 / LINK
+    assert times.forward[0] == pytest.approx(expected, rel=1e-6)
+    assert times.backward[0] == 0
+
+
+def test_ranks_of_a_switch_share_its_link() -> None:
+    """Two A100s have a PCIe switch; eight H100s of 55 GB/s need less than their host has."""
+    a100 = pk.load_platform("a100-sxm-8")
+    link = find_host_memory(a100).from_host.value
+    assert find_link_bandwidth(a100, 1) == link
+    assert find_link_bandwidth(a100, 8) == link / 2
+    assert find_link_bandwidth(pk.load_platform("h100-sxm-8"), 8) == LINK
+    slow_host = pk.load_platform("h100-sxm-8").with_host_memory(bandwidth=80e9)
+    assert find_link_bandwidth(slow_host, 8) == 10e9
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_memory_counts_what_lies_on_the_device_and_says_what_lies_on_the_host(
+    on_device: pk.Prediction,
+) -> None:
+    """A table of 512 MB and two states of as much; a state for each weight lies beside all rows."""
+    whole = on_device.memory()
+    assert whole.host_capacity is None
+    weights = ROWS * 512
+    uvm = pk.predict(make(optimizer="adam", kernel="uvm"), "h100-sxm-8").memory()
+    assert whole.total - uvm.total == pytest.approx(3 * weights)
+    assert uvm.on_host == 3 * weights
+    assert "on the host" in repr(uvm)
+    cached = make(optimizer="adam", kernel="uvm_caching", load_factor=0.5)
+    memory = pk.predict(cached, "h100-sxm-8").memory()
+    assert whole.total - memory.total == pytest.approx(2.5 * weights)
+    assert memory.on_host == 3 * weights
+
+
+@pytest.mark.parametrize(
+    ("settings", "platform", "message"),
+    [
+        ({"kernel": "uvm"}, "zen5-2", "is a CPU, whose tables all lie in host memory"),
+        ({"kernel": "key_value"}, "h100-sxm-8", "no published time of lookups from an SSD"),
+        ({"kernel": "uvm", "embedding": "separate"}, "h100-sxm-8", "PyTorch's own bags"),
+        ({"kernel": "uvm"}, "mi300x-8", "does not know the memory of its host"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tables_without_a_price_are_refused(
+    settings: dict[str, Any], platform: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        pk.predict(make(**settings), platform)
+    fused = "separate" if settings.get("embedding") == "separate" else "fused"
+    tables = make(**settings).tables
+    with pytest.raises(ValueError, match=message):
+        pk.shard(pk.TableSet(tables, embedding=fused, batch=64), platform, ranks=1, steps=1)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_copies_of_tables_in_host_memory_are_refused() -> None:
+    model = make(kernel="uvm", batch=1024)
+    plan = pk.Plan(2, (Placement("data_parallel", (0, 1)),))
+    with pytest.raises(ValueError, match="averaged in device memory"):
+        pk.predict(model, "h100-sxm-8", ranks=2, plan=plan)
+    with pytest.raises(ValueError, match="averaged in device memory"):
+        pk.price_plan(model, "h100-sxm-8", plan)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kernel", ["uvm", "uvm_caching"])
+def test_plans_cost_what_predictions_say(kernel: str) -> None:
+    """Two tables beyond device memory beside one in it, on two ranks."""
+    model = make(
+        rows=[ROWS, 1000, ROWS], kernel=[kernel, "fused", kernel], pooling=10, optimizer="adagrad"
+    )
+    plan = pk.Plan.round_robin(3, ranks=2)
+    price = pk.price_plan(model, "h100-sxm-8", plan)
+    prediction = pk.predict(model, "h100-sxm-8", ranks=2, plan=plan)
+    assert price.time == pytest.approx(prediction.time, rel=0.02)
+    fused = pk.price_plan(
+        make(rows=[ROWS, 1000, ROWS], pooling=10, optimizer="adagrad"), "h100-sxm-8", plan
+    )
+    assert price.time > 1.5 * fused.time
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tables_in_host_memory_fit_where_others_do_not() -> None:
+    """Five tables of 20 GB on one rank of 80 GB: a fifth of each lies there; the error says so."""
+    tables = [pk.EmbeddingTable(40_000_000, 128, name=f"t{number}") for number in range(5)]
+    given: dict[str, Any] = {"batch": 1024, "embedding": "fused"}
+    with pytest.raises(ValueError, match="host memory by kernel='uvm_caching'"):
+        pk.shard(pk.TableSet(tables, **given), "h100-sxm-8", ranks=1, steps=1)
+    cached = [
+        pk.EmbeddingTable(40_000_000, 128, name=table.name, kernel="uvm_caching")
+        for table in tables
+    ]
+    result = pk.shard(pk.TableSet(cached, **given), "h100-sxm-8", ranks=1, steps=1)
+    [weights] = result.prediction.table()["weights_bytes"]
+    assert weights == pytest.approx(0.2 * 5 * 40_000_000 * 512)
