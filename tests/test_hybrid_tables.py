@@ -327,8 +327,8 @@ def test_searches_and_torchrec_do_not_know_hybrid_tables() -> None:
         ValueError, match=r"perfkit.predict prices that alone; take one of table_wise"
     ):
         pk.price_plan(given, "h100-sxm-8", plan)
-    with pytest.raises(ValueError, match="table 0 is hybrid, which TorchRec does not have"):
-        plan.to_torchrec(given.tables)
+    with pytest.raises(ValueError, match="is hybrid, which TorchRec does not have"):
+        plan.to_torchrec(given.tables, module="ebc")
     with pytest.raises(ValueError, match="forbidden kind is 'hybrid'"):
         pk.shard(given, "h100-sxm-8", ranks=4, forbid="hybrid")
     assert HYBRID.name not in KINDS

@@ -117,13 +117,18 @@ def test_torchrec_dictionary() -> None:
         "compute_kernel": "fused",
         "ranks": [0, 3],
         "shards": [
-            {"rank": 0, "offsets": [0, 0], "sizes": [10, 48]},
-            {"rank": 3, "offsets": [0, 48], "sizes": [10, 16]},
+            {"shard_offsets": [0, 0], "shard_sizes": [10, 48], "placement": "rank:0/cuda:0"},
+            {"shard_offsets": [0, 48], "shard_sizes": [10, 16], "placement": "rank:3/cuda:1"},
         ],
     }
-    assert tables["d"]["compute_kernel"] == "dense"
+    assert tables["d"] == {
+        "sharding_type": "data_parallel",
+        "compute_kernel": "dense",
+        "ranks": [0, 1, 2, 3],
+    }, "TorchRec refuses shards that overlap"
     assert json.loads(json.dumps(plan)) == plan, "plain values only"
     back = Plan.from_torchrec(plan, TABLES, ranks=4)
+    assert back.placements[1:3] == MIXED.placements[1:3]
     assert back.cut(TABLES) == MIXED.cut(TABLES)
 
 
@@ -155,10 +160,11 @@ TWO_ON_ONE = {
 @pytest.mark.parametrize("entry", [TWO_ON_ONE, {**TWO_ON_ONE, "shards": []}], ids=["", "equal"])
 def test_two_shards_of_columns_on_a_rank_are_one(entry: dict[str, Any]) -> None:
     tables = [EmbeddingTable(1000, 64, name="t0")]
-    plan = read_one(entry)
+    with pytest.warns(UserWarning, match="shards of columns of 't0' that lie on one rank are"):
+        plan = read_one(entry)
     assert plan.placements == (Placement("column_wise", (0, 1, 2), (16, 32, 16)),)
     assert Plan.from_json(plan.to_json()) == plan
-    assert Plan.from_torchrec(plan.to_torchrec(tables), tables, ranks=3) == plan
+    assert Plan.from_torchrec(plan.to_torchrec(tables, module="m"), tables, ranks=3) == plan
     lookups = pk.TableSet(tuple(tables), batch=384)
     price = pk.price_plan(lookups, "h100-sxm-8", plan)
     assert price.table()["weights_bytes"].to_list() == [64_000, 128_000, 64_000]
@@ -169,11 +175,14 @@ def test_two_shards_of_columns_on_a_rank_are_one(entry: dict[str, Any]) -> None:
     [
         (
             {"compute_kernel": "fused_uvm"},
-            "tables in host memory are not priced: fused_uvm of 't0'",
+            "the plan has fused_uvm (in host memory) for 't0', the tables do not",
         ),
-        ({"compute_kernel": "fused_uvm_caching"}, "tables in host memory are not priced"),
-        ({"compute_kernel": "key_value"}, "in host memory or on an SSD are not priced: key_value"),
-        ({"compute_kernel": "quant"}, "tables of fewer bits are not priced: quant of 't0'"),
+        (
+            {"compute_kernel": "fused_uvm_caching"},
+            "the plan has fused_uvm_caching (in host memory)",
+        ),
+        ({"compute_kernel": "key_value"}, "has key_value (in host memory or on an SSD) for 't0'"),
+        ({"compute_kernel": "quant"}, "the plan has quant (of fewer bits) for 't0'"),
         ({"compute_kernel": "fusd"}, "compute_kernel 'fusd' of 't0' is unknown"),
         (
             {"cache_params": {"load_factor": 0.2}},
@@ -378,7 +387,7 @@ def test_shards_that_do_not_tile_the_table_are_refused(placement: Placement, mes
             "tables[0]: a table_wise table must be on one rank",
         ),
         (
-            json.dumps(MIXED.to_torchrec(TABLES)),
+            json.dumps(MIXED.to_torchrec(TABLES, module="m")),
             "modules with tables as in TorchRec; read it with json.load and pass the dictionary to",
         ),
     ],
@@ -410,20 +419,16 @@ def test_tables_of_several_modules_may_share_a_name() -> None:
         EmbeddingTable(10, 64, name="user", module="sparse.bags"),
         EmbeddingTable(20, 32, name="user", module="history"),
         EmbeddingTable(30, 16, name="item", module="history"),
-        EmbeddingTable(40, 16, name="rest"),
+        EmbeddingTable(40, 16, name="rest", module="rest"),
     ]
     plan = Plan(2, (1, Placement("row_wise", (0, 1)), 0, 1))
     written = plan.to_torchrec(tables)
     assert {path: list(part) for path, part in written.items()} == {
         "sparse.bags": ["user"],
         "history": ["user", "item"],
-        "embeddings": ["rest"],
+        "rest": ["rest"],
     }
-    assert written["history"]["user"]["shards"][1] == {
-        "rank": 1,
-        "offsets": [10, 0],
-        "sizes": [10, 32],
-    }
+    assert written["history"]["user"]["shards"][1]["shard_offsets"] == [10, 0]
     read = Plan.from_torchrec(written, tables[::-1], ranks=2)
     assert read.owners == plan.owners[::-1]
     assert read.names == ("rest", "item", "history.user", "sparse.bags.user")

@@ -9,13 +9,14 @@ import polars
 
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
-from perfkit.ground.units import Array, check_choice, format_bytes, format_time
+from perfkit.ground.units import Array, check_choice, check_type, format_bytes, format_time
 from perfkit.platform.estimates import check_time, find_interval
 from perfkit.sharding.costs import DEVICE_SECONDS, MEMORY, SECONDS, Cost, Costs
 from perfkit.sharding.problem import MESSAGES, Problem, Resource, TimeParts
 from perfkit.workloads.placement import Plan, Shard
 from perfkit.workloads.placement_kinds import PlacementKind
 from perfkit.workloads.tables import name_tables
+from perfkit.workloads.torchrec_format import has_torchrec, make_constraints, make_sharding_plan
 
 #: Costs that every rank has of its own; those that all ranks reduce together are no part of them.
 _COSTS_OF_RANK = [cost for cost in Cost if cost not in (Cost.SUMMED, Cost.AVERAGED)]
@@ -585,6 +586,102 @@ class ShardingResult(Tabular):
                 "memory_share",
             )
         )
+
+    def to_torchrec(
+        self,
+        *,
+        module: str | None = None,
+        ranks_per_node: int | None = None,
+        device: str = "cuda",
+        pooled: bool = True,
+        plain: bool = False,
+    ) -> Any:
+        """The plan as ``DistributedModelParallel(plan=...)`` of TorchRec takes it.
+
+        Parameters
+        ----------
+        module : str, optional
+            Path of the embedding collection in the model, see `Plan.to_torchrec`; by default that of
+            each table, which `perfkit.read_tables` keeps of a model.
+        ranks_per_node : int, optional
+            Ranks of a node, by which GPUs are numbered; by default those of the platform [-].
+        device : str, optional
+            ``cuda`` or ``cpu``.
+        pooled : bool, optional
+            Whether the collection is an ``EmbeddingBagCollection``; an ``EmbeddingCollection`` takes
+            fewer kinds of placement.
+        plain : bool, optional
+            Whether to give plain values, for JSON, although torchrec is installed.
+
+        Returns
+        -------
+        plan : torchrec.distributed.types.ShardingPlan or dict
+            TorchRec's objects where torchrec is installed, else the same as plain values.
+
+        Raises
+        ------
+        ValueError
+            For a placement that TorchRec does not take, see `Plan.to_torchrec`.
+
+        Warns
+        -----
+        UserWarning
+            If the path of the collection is not known.
+
+        Examples
+        --------
+        >>> from perfkit.sharding.planner import shard
+        >>> from perfkit.workloads.tables import TableSet, draw_tables
+        >>> found = shard(TableSet(draw_tables(8, seed=0)), "h100-sxm-8", ranks=8, steps=100)
+        >>> list(found.to_torchrec(module="sparse.ebc", plain=True))
+        ['sparse.ebc']
+        """
+        check_type("plain", plain, bool)
+        costs = self.prediction._problem.costs
+        if ranks_per_node is None:
+            ranks_per_node = min(costs.ranks_per_node, self.plan.ranks)
+        modules = self.plan.to_torchrec(
+            costs.workload.tables,
+            module=module,
+            ranks_per_node=ranks_per_node,
+            device=device,
+            pooled=pooled,
+        )
+        if plain or not has_torchrec():
+            return modules
+        return make_sharding_plan(modules)
+
+    def to_torchrec_constraints(
+        self, *, pooled: bool = True, plain: bool = False
+    ) -> dict[str, Any]:
+        """What ``EmbeddingShardingPlanner(constraints=...)`` of TorchRec takes, to keep the kinds of
+        this plan and choose the ranks by itself.
+
+        Parameters
+        ----------
+        pooled : bool, optional
+            Whether the collection is an ``EmbeddingBagCollection``.
+        plain : bool, optional
+            Whether to give plain values, for JSON, although torchrec is installed.
+
+        Returns
+        -------
+        constraints : dict of str to torchrec.distributed.planner.ParameterConstraints or dict
+            Constraints by table: TorchRec's objects where torchrec is installed, else the same as
+            plain values.
+
+        Raises
+        ------
+        ValueError
+            For a placement that TorchRec does not take, see `Plan.to_torchrec`, and for two tables of
+            one name.
+        """
+        check_type("plain", plain, bool)
+        tables = self.prediction._problem.costs.workload.tables
+        constraints = self.plan.to_torchrec_constraints(tables, pooled=pooled)
+        if plain or not has_torchrec():
+            return constraints
+        return make_constraints(constraints)
 
     def sections(self) -> Sections:
         """Parts of a report, see `perfkit.ground.results.Sections`."""

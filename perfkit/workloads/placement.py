@@ -32,7 +32,19 @@ from perfkit.workloads.placement_kinds import (
     PlacementKind,
 )
 from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.table_kernels import FUSED
 from perfkit.workloads.tables import EmbeddingTable, list_tables, name_tables
+from perfkit.workloads.torchrec_format import (
+    DEVICES,
+    MODULE,
+    Target,
+    check_accepted,
+    find_node_size,
+    list_modules,
+    name_kernel,
+    write_constraint,
+    write_entry,
+)
 
 _FORMAT = 1
 #: Most ranks that store parts of one table [-].
@@ -52,6 +64,8 @@ _COMPUTE_KERNELS = {
     "quant_uvm": "of fewer bits in host memory",
     "quant_uvm_caching": "of fewer bits in host memory",
 }
+#: Kind of placement of TorchRec that has no counterpart here.
+_GRID = "grid_shard"
 #: Fields of a table in a plan of TorchRec that are read.
 _READ_FIELDS = ("sharding_type", "compute_kernel", "ranks", "shards")
 
@@ -516,54 +530,77 @@ class Plan:
             return cls.from_json(Path(path).read_bytes().decode("utf-8-sig"), origin=str(path))
 
     def to_torchrec(
-        self, tables: Sequence[EmbeddingTable], *, module: str | None = None
+        self,
+        tables: Sequence[EmbeddingTable],
+        *,
+        module: str | None = None,
+        ranks_per_node: int | None = None,
+        device: str = "cuda",
+        pooled: bool = True,
     ) -> dict[str, Any]:
-        """The plan as a plain dictionary, from which TorchRec plans can be built.
+        """The plan as plain values, as TorchRec writes a ``ShardingPlan``.
+
+        `perfkit.workloads.torchrec_format.make_sharding_plan` makes TorchRec's objects of them, where
+        torchrec is installed; so does `ShardingResult.to_torchrec`.
 
         Parameters
         ----------
         tables : sequence of EmbeddingTable
             The tables of this plan.
         module : str, optional
-            Path of the embedding collection in the model; by default that of each table, and
-            ``embeddings`` for tables that name none.
+            Path of the embedding collection in the model; by default that of each table, and for
+            tables that name none ``sparse_arch.embedding_bag_collection``, as in TorchRec's DLRM. A
+            path that the model lacks is no error in TorchRec: it copies the tables to all ranks.
+        ranks_per_node : int, optional
+            Ranks of a node, by which GPUs are numbered; by default those of a ``table_row_wise``
+            table, which fills a node, else all ranks [-].
+        device : str, optional
+            ``cuda`` or ``cpu``.
+        pooled : bool, optional
+            Whether the collection is an ``EmbeddingBagCollection``; an ``EmbeddingCollection`` takes
+            fewer kinds of placement.
 
         Returns
         -------
         plan : dict
-            Module to table to ``sharding_type``, ``compute_kernel``, ``ranks`` and ``shards``: a
-            list of ``rank``, ``offsets`` and ``sizes`` (rows, columns).
+            Module to table to ``sharding_type``, ``compute_kernel``, ``ranks`` and, except for copies,
+            ``shards``: a list of ``shard_offsets`` and ``shard_sizes`` (rows, columns) and
+            ``placement``. Tables with a cache have ``cache_params``.
 
         Raises
         ------
         ValueError
-            For a kind that TorchRec does not have.
+            For a placement that TorchRec does not have, refuses or understands in another way:
+            columns of a shard that are no multiple of 4, rows on ranks that are not in their order,
+            ``table_row_wise`` over parts of a node.
+
+        Warns
+        -----
+        UserWarning
+            If the path of the collection is not known.
 
         Examples
         --------
-        >>> plan = Plan(2, (Placement("row_wise", (0, 1)),)).to_torchrec([EmbeddingTable(10, 16)])
-        >>> plan["embeddings"]["table 0"]["shards"][1]
-        {'rank': 1, 'offsets': [5, 0], 'sizes': [5, 16]}
+        >>> plan = Plan(2, (Placement("row_wise", (0, 1)),))
+        >>> plan = plan.to_torchrec([EmbeddingTable(10, 16)], module="ebc")
+        >>> plan["ebc"]["table 0"]["shards"][1]
+        {'shard_offsets': [5, 0], 'shard_sizes': [5, 16], 'placement': 'rank:1/cuda:1'}
         """
         tables = list_tables("tables", tables)
         check_type("module", module, str | None)
-        for number, placement in enumerate(self.placements):
-            if placement.traits.torchrec_name is None:
-                fault = f"table {number} is {placement.kind}, which TorchRec does not have"
-                raise ValueError(f"{fault}; place it in another way, or save the plan as JSON")
-        shards: list[list[dict[str, Any]]] = [[] for _ in self.owners]
-        for s in self.cut(tables):
-            box = {
-                "rank": s.rank,
-                "offsets": [s.first_row, s.first_column],
-                "sizes": [s.rows, s.columns],
-            }
-            shards[s.table].append(box)
+        check_choice("device", device, DEVICES)
+        target = Target(self.ranks, self._find_node_size(ranks_per_node, device), device, pooled)
+        shards: list[list[Shard]] = [[] for _ in self.owners]
+        for shard in self.cut(tables):
+            shards[shard.table].append(shard)
         plan: dict[str, Any] = {}
+        unplaced = []
         for number, (table, placement) in enumerate(zip(tables, self.placements, strict=True)):
             path = module
             if path is None:
-                path = table.module or "embeddings"
+                path = table.module or MODULE
+                if not table.module:
+                    unplaced.append(table.name or f"table {number}")
             name = table.name or f"table {number}"
             entries = plan.setdefault(path, {})
             if name in entries:
@@ -571,47 +608,116 @@ class Plan:
                     f"two tables of module {show(path)} are named {show(name)}; leave module out, or "
                     "name them differently"
                 )
-            entries[name] = {
-                "sharding_type": placement.traits.torchrec_name,
-                "compute_kernel": "dense" if placement.traits.is_copied else "fused",
-                "ranks": list(placement.ranks),
-                "shards": shards[number],
-            }
+            widths = [shard.columns for shard in shards[number]]
+            check_accepted(name, table, placement.traits, placement.ranks, widths, target)
+            boxes = [
+                {
+                    "shard_offsets": [shard.first_row, shard.first_column],
+                    "shard_sizes": [shard.rows, shard.columns],
+                    "placement": target.place(shard.rank),
+                }
+                for shard in shards[number]
+            ]
+            entries[name] = write_entry(table, placement.traits, placement.ranks, boxes)
+        if unplaced:
+            warnings.warn(
+                f"the module of {_count(unplaced)} is not known, and {MODULE!r} is taken, as in "
+                "TorchRec's DLRM; TorchRec copies the tables of a path that the model lacks; pass "
+                "module=, or read the tables from the model",
+                UserWarning,
+                stacklevel=2,
+            )
         return plan
 
-    @classmethod
-    def from_torchrec(
-        cls, plan: Mapping[str, Any], tables: Sequence[EmbeddingTable], *, ranks: int
-    ) -> "Plan":
-        """Read a dictionary like that of `to_torchrec`; it may have the tables of several modules.
+    def _find_node_size(self, ranks_per_node: int | None, device: str) -> int:
+        """Ranks of a node [-]."""
+        if ranks_per_node is not None:
+            return int(check_positive("ranks_per_node", ranks_per_node, integer=True))
+        kinds = [(placement.traits, placement.ranks) for placement in self.placements]
+        return find_node_size(self.ranks, kinds, device=device)
 
-        Several shards by columns on one rank become one, with the sum of their columns. Each shard
-        of TorchRec reads the indices again, which is not counted here.
+    def to_torchrec_constraints(
+        self, tables: Sequence[EmbeddingTable], *, pooled: bool = True
+    ) -> dict[str, dict[str, Any]]:
+        """What TorchRec's own planner must keep to place the tables in the kinds of this plan, as
+        plain values of ``ParameterConstraints``. It chooses the ranks.
 
         Parameters
         ----------
-        plan : mapping
-            Module to table to ``sharding_type``, ``ranks`` and, for splits by columns, ``shards``.
         tables : sequence of EmbeddingTable
-            The tables, by their names, and by their modules where they have some.
-        ranks : int
-            Number of ranks [-].
+            The tables of this plan.
+        pooled : bool, optional
+            Whether the collection is an ``EmbeddingBagCollection``.
+
+        Returns
+        -------
+        constraints : dict
+            Table to ``sharding_types``, ``compute_kernels``, ``pooling_factors``, for splits by
+            columns ``min_partition``, and for tables with a cache ``cache_params``.
 
         Raises
         ------
         ValueError
-            For a table that is missing or unknown, for one in two modules that names none, and for
-            an unknown kind of placement.
+            For a placement that TorchRec does not take, and for two tables of one name, which
+            TorchRec does not tell apart here.
+
+        Examples
+        --------
+        >>> plan = Plan(2, (Placement("column_wise", (0, 1)),))
+        >>> plan.to_torchrec_constraints([EmbeddingTable(10, 64)])["table 0"]["min_partition"]
+        32
+        """
+        tables = list_tables("tables", tables)
+        target = Target(self.ranks, self._find_node_size(None, "cpu"), "cpu", pooled)
+        widths: list[list[int]] = [[] for _ in self.owners]
+        for shard in self.cut(tables):
+            widths[shard.table].append(shard.columns)
+        constraints: dict[str, dict[str, Any]] = {}
+        for number, (table, placement) in enumerate(zip(tables, self.placements, strict=True)):
+            name = table.name or f"table {number}"
+            if name in constraints:
+                raise ValueError(
+                    f"two tables are named {show(name)}; TorchRec has constraints by name; give every "
+                    "table a name of its own"
+                )
+            kind = placement.traits
+            check_accepted(name, table, kind, placement.ranks, widths[number], target)
+            constraints[name] = write_constraint(table, kind, widths[number])
+        return constraints
+
+    @classmethod
+    def from_torchrec(
+        cls, plan: Any, tables: Sequence[EmbeddingTable], *, ranks: int | None = None
+    ) -> "Plan":
+        """Read a plan of TorchRec, which may have the tables of several modules.
+
+        Several shards by columns on one rank become one, with the sum of their columns.
+
+        Parameters
+        ----------
+        plan : ShardingPlan, EmbeddingModuleShardingPlan or mapping
+            TorchRec's objects; or their JSON, as `to_torchrec` and ``ShardingPlan._serialize`` write
+            it: module to table to ``sharding_type``, ``ranks`` and ``shards``.
+        tables : sequence of EmbeddingTable
+            The tables, by their names, and by their modules where they have some.
+        ranks : int, optional
+            Number of ranks; by default those of the tables that are on every rank [-].
+
+        Raises
+        ------
+        ValueError
+            For a table that is missing or unknown, for one in two modules that names none, for an
+            unknown kind of placement, and where `ranks` is missing and no table is on every rank.
 
         Warns
         -----
         UserWarning
-            For tables whose ``compute_kernel`` stores them elsewhere than in the memory of the
-            device, or is unknown: they are priced as if they were there. Also for fields that are
-            not used.
+            For tables whose ``compute_kernel`` is another one than that of the table, or unknown:
+            they are priced by the kernel of the table. Also for shards that were joined, and for
+            fields that are not used.
         """
         with reading("plan", "compare with Plan.to_torchrec"):
-            read, notes = _read_torchrec(plan, tables, ranks)
+            read, notes = _read_torchrec(plan, list_tables("tables", tables), ranks)
         if notes:
             warnings.warn("; ".join(notes), UserWarning, stacklevel=2)
         return read
@@ -651,32 +757,44 @@ def _looks_like_torchrec(data: Mapping[str, Any]) -> bool:
 
 
 def _read_torchrec(
-    plan: Mapping[str, Any], tables: Sequence[EmbeddingTable], ranks: int
+    plan: Any, tables: Sequence[EmbeddingTable], ranks: int | None
 ) -> tuple[Plan, list[str]]:
     """A plan of TorchRec, and what in it is not used."""
-    check_type("plan", plan, Mapping)
-    if "format" in plan and "tables" in plan:
-        raise ValueError(
-            "it is a plan that perfkit wrote; read it with Plan.load or Plan.from_json"
-        )
-    entries = _find_entries(plan, tables)
+    entries = _find_entries(list_modules(plan), tables)
+    if ranks is None:
+        ranks = _count_ranks(entries)
     names = name_tables(tables)
     known: dict[_Entry, Placement] = {}
     owners = [
-        _place(_read_entry(entry.place, entry.values, table), entry.place, known)
+        _place(_read_entry(entry.place, entry.values, table, ranks), entry.place, known)
         for entry, table in zip(entries, tables, strict=True)
     ]
     read = Plan(ranks, tuple(owners), tuple(names))
-    values = [entry.values for entry in entries]
-    notes = _list_unused(dict(zip(names, values, strict=True)))
-    uneven = [
-        name
-        for name, entry, owner, table in zip(names, values, owners, tables, strict=True)
-        if _has_other_rows(entry, owner, table)
-    ]
+    notes = _list_unused(names, [entry.values for entry in entries], tables, owners)
+    joined, uneven = [], []
+    for name, entry, owner, table in zip(names, entries, owners, tables, strict=True):
+        shards = entry.values.get("shards") or entry.values.get("ranks") or ()
+        if owner.traits.splits_columns and len(shards) > len(owner.ranks):
+            joined.append(name)
+        if _has_other_rows(entry.values, owner, table):
+            uneven.append(name)
+    if joined:
+        notes.append(
+            f"shards of columns of {_count(joined)} that lie on one rank are priced as one; each reads "
+            "the indices again"
+        )
     if uneven:
         notes.append(f"rows of the shards of {_count(uneven)} are priced as equal blocks")
     return read, notes
+
+
+def _count_ranks(entries: Sequence["_TorchrecEntry"]) -> int:
+    """Ranks of the tables that are on every rank [-]."""
+    for entry in entries:
+        listed = entry.values.get("ranks") or ()
+        if _read_kind(entry.place, entry.values).is_everywhere and listed:
+            return len(listed)
+    raise ValueError("no table is on every rank; pass ranks=, the number of ranks")
 
 
 class _TorchrecEntry(NamedTuple):
@@ -734,12 +852,15 @@ def _name_entry(module: str, name: str, modules: Sequence[str]) -> str:
     return name if len(modules) == 1 else f"{module}.{name}"
 
 
-def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> _Entry:
+def _read_entry(
+    place: str, entry: Mapping[str, Any], table: EmbeddingTable, ranks_of_plan: int
+) -> _Entry:
     """One table of a plan of TorchRec."""
     kind = _read_kind(place, entry)
     listed = entry.get("ranks") or []
     shards = entry.get("shards") or ()
-    check_type(f"shards of {place}", shards, Sequence[Mapping])
+    if kind.is_copied and not listed:  # TorchRec does not use them
+        listed = list(range(ranks_of_plan))
     if not kind.is_copied:  # each rank of copies holds all
         _check_shards(place, shards, table)
     shards_tell_ranks = bool(shards) and all("rank" in shard for shard in shards)
@@ -763,6 +884,11 @@ def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> 
 def _read_kind(place: str, entry: Mapping[str, Any]) -> PlacementKind:
     """The kind that a table of a plan of TorchRec names."""
     name = coerce(f"{place}.sharding_type", entry.get("sharding_type"), str)
+    if name == _GRID:
+        raise ValueError(
+            f"{place}: sharding_type is {_GRID!r}, shards of rows and of columns, which nothing prices; "
+            "place the table in another way"
+        )
     kinds = {kind.torchrec_name: kind for kind in PLACEMENT_KINDS if kind.torchrec_name}
     check_choice(f"{place}: sharding_type", name, kinds)
     return kinds[name]
@@ -832,28 +958,48 @@ def _has_other_rows(entry: Mapping[str, Any], placement: Placement, table: Embed
     return bool(shards) and heights != sorted(shard.rows for shard in placement.cut(table))
 
 
-def _list_unused(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _list_unused(
+    names: Sequence[str],
+    entries: Sequence[Mapping[str, Any]],
+    tables: Sequence[EmbeddingTable],
+    owners: Sequence[Placement],
+) -> list[str]:
     """What perfkit does not use of the tables of a plan of TorchRec, in words."""
     by_kernel, by_field = dict[str, list[str]](), dict[str, list[str]]()
-    for name, entry in entries.items():
+    for name, entry, table, owner in zip(names, entries, tables, owners, strict=True):
         kernel = entry.get("compute_kernel")
-        if kernel is not None and _COMPUTE_KERNELS.get(str(kernel)) != "device":
+        own = name_kernel(table, owner.traits)
+        on_device = table.kernel == FUSED.name and _COMPUTE_KERNELS.get(str(kernel)) == "device"
+        if kernel not in (None, own) and not on_device:
             by_kernel.setdefault(str(kernel), []).append(name)
-        for field_name, value in entry.items():
-            if field_name not in _READ_FIELDS and value is not None and value is not False:
-                by_field.setdefault(str(field_name), []).append(name)
+        for field_name in _list_unread(entry, table):
+            by_field.setdefault(field_name, []).append(name)
     notes = []
-    for kernel, names in by_kernel.items():
+    for kernel, of_kernel in by_kernel.items():
         where = _COMPUTE_KERNELS.get(kernel)
         if where is None:
-            fault = f"compute_kernel {show(kernel)} of {_count(names)} is unknown"
+            fault = f"compute_kernel {show(kernel)} of {_count(of_kernel)} is unknown"
         else:
-            fault = f"tables {where} are not priced: {kernel} of {_count(names)}"
-        notes.append(f"{fault}; time and memory are those of tables in the memory of the device")
+            fault = f"the plan has {kernel} ({where}) for {_count(of_kernel)}, the tables do not"
+        notes.append(f"{fault}; time and memory are those of EmbeddingTable.kernel")
     if by_field:
-        listed = ", ".join(f"{show(name)} of {_count(names)}" for name, names in by_field.items())
+        listed = ", ".join(
+            f"{show(name)} of {_count(of_field)}" for name, of_field in by_field.items()
+        )
         notes.append(f"fields that are not used: {escape(listed, 400)}")
     return notes
+
+
+def _list_unread(entry: Mapping[str, Any], table: EmbeddingTable) -> list[str]:
+    """Fields of a table of a plan of TorchRec that are not used."""
+    unread = []
+    for name, value in entry.items():
+        is_known = name in _READ_FIELDS or value is None or value is False
+        if name == "cache_params":
+            is_known = value == {"load_factor": table.load_factor} or not value
+        if not is_known:
+            unread.append(str(name))
+    return unread
 
 
 def _count(names: Sequence[str]) -> str:

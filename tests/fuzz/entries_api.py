@@ -266,7 +266,7 @@ LIMITS = {"memory": (1e9, 1e8, 70e6), "objective": "additive", "inputs": "exchan
 def plans(rng: Rng, folder: Path) -> list[Any]:
     """Plans, applied, priced and predicted."""
     plan = choose(rng, PLANS)(rng)
-    plan.placements, plan.cut(TABLES), plan.to_torchrec(TABLES)
+    plan.placements, plan.cut(TABLES), plan.to_torchrec(TABLES, module="m")
 
     def this_plan(rng: Rng) -> pk.Plan:
         return plan

@@ -507,7 +507,7 @@ def read_steps(rng: Rng, path: Path) -> None:
 
 def read_torchrec(rng: Rng, folder: Path) -> pk.Plan:
     """Read a plan such as TorchRec's."""
-    damaged = damage_tree(rng, choose(rng, PLANS).to_torchrec(TABLES))
+    damaged = damage_tree(rng, choose(rng, PLANS).to_torchrec(TABLES, module="m"))
     return apply(pk.Plan.from_torchrec(damaged, TABLES, ranks=choose(rng, (2, 4))))
 
 

@@ -523,8 +523,13 @@ TAKERS: tuple[Example, ...] = (
     example(pk.Placement("row_wise", (0, 1)).cut, table=TABLES[0], number=0),
     example(PLAN.cut, tables=TABLES),
     example(PLAN.tables_of, rank=0),
-    example(PLAN.to_torchrec, tables=TABLES, module="a"),
-    example(pk.Plan.from_torchrec, plan=PLAN.to_torchrec(TABLES), tables=TABLES, ranks=2),
+    example(
+        PLAN.to_torchrec, tables=TABLES, module="a", ranks_per_node=2, device="cuda", pooled=True
+    ),
+    example(PLAN.to_torchrec_constraints, tables=TABLES, pooled=True),
+    example(
+        pk.Plan.from_torchrec, plan=PLAN.to_torchrec(TABLES, module="m"), tables=TABLES, ranks=2
+    ),
     example(pk.Plan.from_json, text=PLAN.to_json(), origin="plan"),
     example(pk.Strategy.stack, strategies=[pk.Strategy(tp=2), pk.Strategy(dp=8)]),
     example(STACK.select, index=[0]),

@@ -826,7 +826,7 @@ def readers() -> Cases:
         tables = draw(7).tables
         plan = place("mixed", tables, 4, 2)
         assert plan
-        exported = plan.to_torchrec(tables)
+        exported = plan.to_torchrec(tables, module="ebc")
         read_back = pk.Plan.from_torchrec(exported, tables, ranks=4)
         return [plan.to_json(), exported, read_back.owners == plan.owners]
 
