@@ -321,6 +321,15 @@ BENCHMARKS = (
         "GPU iterations that nobody fitted",
     ),
     Benchmark(
+        "host_tables",
+        "How far off are lookups and updates of tables beyond device memory on an H100?",
+        "",
+        1,
+        (Need.SHARED,),
+        _ACCURACY,
+        "Tables beyond device memory",
+    ),
+    Benchmark(
         "gpu_iterations",
         "How far off are published iterations of DLRMs on single GPUs?",
         "",

@@ -11,15 +11,15 @@ from perfkit.ground.units import Values
 
 #: Time that a read over the link is on its way [s]. Lookups of a row that is on its way share one
 #: read; nothing else keeps rows of the host near the GPU.
-FLIGHT = 1.08e-6
+FLIGHT = 0.94e-6
 #: Time of a row that is read and written back over the time of one that is only read [-]; 2 if no
 #: write ran beside a read, 1 if all did.
 BOTH_WAYS = 1.26
 #: What a lookup costs a cache: sorting, finding and marking its row [s].
-CACHE_LOOKUP = 1.95e-9
+CACHE_LOOKUP = 2.1e-9
 #: What starts, and on the device follows, each kernel of a rank: keeping a cache, and updates of
 #: tables with a cache and without one [s].
-CACHE_START, CACHE_UPDATE_START, UVM_UPDATE_START = 1.35e-4, 1.9e-4, 1.25e-4
+CACHE_START, CACHE_UPDATE_START, UVM_UPDATE_START = 1.34e-4, 1.9e-4, 1.25e-4
 
 
 @closed_form()
