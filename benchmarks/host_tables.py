@@ -161,7 +161,7 @@ def time_on_device(rows: int, lookups: int, optimizer: str, direction: str) -> f
     """Time of the same kernel if all rows lay in device memory [s]."""
     law = Zipf(rows, 1.05, shift=0.5)
     table = EmbeddingTable(rows, 128, 1.0, law=law, name="table 0")
-    layers = {"bottom": [16], "top": [16]}
+    layers: dict[str, Any] = {"bottom": [16], "top": [16]}
     model = DLRM(
         rows=[rows], dim=128, batch=lookups, embedding="exact", optimizer=optimizer, **layers
     )
