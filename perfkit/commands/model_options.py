@@ -85,6 +85,18 @@ _OF_TRANSFORMERS = (
     Setting("loss_chunks", "parts of the tokens of which the loss is taken in turn", WHOLE),
 )
 
+_OF_DLRMS = (
+    Setting(
+        "embedding", "kernels of tables: separate, fused, exact (one for all tables, as FBGEMM)"
+    ),
+    Setting("overlap", "exchanges and reductions run beside kernels (overlap=True)", is_flag=True),
+    Setting("weighted", "each lookup has a weight (weighted=True)", is_flag=True),
+    Setting(
+        "pipeline",
+        "how inputs arrive: local (no part of the step), serial, base, sparse_dist (TorchRec's)",
+    ),
+)
+
 #: Fields of a `Transformer` and of a `Strategy` alike.
 _OF_BOTH = (
     Setting(
@@ -126,7 +138,7 @@ _OF_STRATEGIES = (
 
 def takes_model(function: _Function) -> _Function:
     """Give a command the options that say what is trained."""
-    function = _add(function, (*_OF_EVERY_MODEL, *_OF_TRANSFORMERS))
+    function = _add(function, (*_OF_EVERY_MODEL, *_OF_TRANSFORMERS, *_OF_DLRMS))
     what = "preset, see perfkit models; or a config.json of Hugging Face, or its folder"
     return click.option("--model", required=True, help=what)(function)
 
@@ -196,9 +208,11 @@ def build_model(values: Mapping[str, Any], **changes: Any) -> DLRM | Transformer
     name = values["model"]
     of_model = _take(_OF_EVERY_MODEL, values)
     of_transformer = _take(_OF_TRANSFORMERS, values)
+    of_dlrm = _take(_OF_DLRMS, values)
     if name in dlrm.PRESETS:
         refuse_given("a DLRM has none", **of_transformer)
-        return build_workload(name, **of_model)
+        return build_workload(name, **of_model, **of_dlrm)
+    refuse_given("a Transformer has none", **of_dlrm)
     modules = of_transformer.get("lora_modules")
     if modules is not None and "," in modules:
         of_transformer["lora_modules"] = [module.strip() for module in modules.split(",")]

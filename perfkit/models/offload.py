@@ -3,9 +3,11 @@
 from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values
 
-#: What ranks do with the memory of their host: a copy there, one back, and an update of weights.
+#: What ranks do with the memory of their host: a copy there, one back, an update of weights, and a copy
+#: of the inputs of each rank.
 TO_HOST, FROM_HOST, HOST_UPDATE = "copy_to_host", "copy_from_host", "host_update"
-HOST_WORK = (TO_HOST, FROM_HOST, HOST_UPDATE)
+COPY_INPUTS = "copy_inputs"
+HOST_WORK = (TO_HOST, FROM_HOST, HOST_UPDATE, COPY_INPUTS)
 #: Share of the peak bandwidth of the host that an update reaches [-]; docs/formulas.md, table 11.2.
 UPDATE_SHARE = 0.48
 #: Bytes that one thread of a CPU reads and writes in an update [B/s]; docs/formulas.md, table 11.2.

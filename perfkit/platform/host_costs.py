@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfkit.ground.units import Array, check_choice, format_rate
-from perfkit.models.offload import FROM_HOST, HOST_WORK, TO_HOST, UPDATE_SHARE
+from perfkit.models.offload import COPY_INPUTS, FROM_HOST, HOST_WORK, TO_HOST, UPDATE_SHARE
 from perfkit.platform.collective_costs import CollectiveCost
 from perfkit.platform.estimates import CollectiveTime
 from perfkit.platform.host_memory import SIGMA_COPY, SIGMA_UPDATE, find_host_memory
@@ -46,7 +46,7 @@ class HostCost(CollectiveCost):
         )
 
 
-def find_host_cost(platform: Machine, operation: str) -> HostCost:
+def find_host_cost(platform: Machine, operation: str, ranks: int = 1) -> HostCost:
     """Find what prices work with the memory of the host.
 
     Parameters
@@ -55,11 +55,14 @@ def find_host_cost(platform: Machine, operation: str) -> HostCost:
         Where it is done.
     operation : str
         One of `HOST_WORK`.
+    ranks : int, optional
+        Ranks of a node that copy their inputs at the same time [-].
 
     Returns
     -------
     cost : HostCost
-        Sizes are those of all ranks that share a link, for copies, or a host, for updates.
+        Sizes are those of all ranks that share a link, for copies, or a host, for updates; those of
+        inputs are of one rank.
 
     Raises
     ------
@@ -70,6 +73,9 @@ def find_host_cost(platform: Machine, operation: str) -> HostCost:
     memory = find_host_memory(platform)
     if operation == TO_HOST:
         return HostCost(memory.to_host.value, SIGMA_COPY, operation)
+    if operation == COPY_INPUTS:
+        rate = memory.from_host.value / min(memory.sharers, ranks)
+        return HostCost(rate, SIGMA_COPY, operation)
     if operation == FROM_HOST:
         return HostCost(memory.from_host.value, SIGMA_COPY, operation)
     return HostCost(UPDATE_SHARE * memory.bandwidth.value, SIGMA_UPDATE, operation)

@@ -96,8 +96,8 @@ def find_host_memory(platform: Machine) -> HostMemory:
     usual: HostMemory | None = platform.memo["usual host"]
     if usual is None:
         raise ValueError(
-            f"platform {platform.name!r} does not know the memory of its host, to which a strategy "
-            "offloads; state it first, such as .with_host_memory(capacity=1e12, bandwidth=400e9) for "
+            f"platform {platform.name!r} does not know the memory of its host, with which it "
+            "copies; state it first, such as .with_host_memory(capacity=1e12, bandwidth=400e9) for "
             "1 TB at 400 GB/s on a node"
         )
     return usual

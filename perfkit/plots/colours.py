@@ -38,6 +38,7 @@ CLASSES = {
     "pack": "#DDCC77",
     "transfer": "#44AA99",
     "offload": "#44AA99",
+    "inputs": "#44AA99",
     "embedding_forward": "#E69F00",
     "lookup": "#E69F00",
     "embedding_backward": "#F0E442",

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.models.offload import HOST_WORK
+from perfkit.models.offload import COPY_INPUTS, HOST_WORK
 from perfkit.prediction.simulation import RankTimeline, Timeline
 
 #: What limits classes of kernels that are not in `RESOURCES`.
@@ -70,7 +70,8 @@ class CollectivePart(NamedTuple):
     phase : str
         ``forward``, ``backward`` or ``update``.
     kind : str
-        ``collective``, or ``offload`` for what a rank does with its host.
+        ``collective``, ``offload`` for what a rank does with its host, or ``inputs`` for copies of
+        inputs to the device.
     operations : int
         How many there are [-].
     exposed_time : float
@@ -92,7 +93,11 @@ class CollectivePart(NamedTuple):
 
 
 #: What a part of collectives is bound by.
-_LIMIT_OF_COLLECTIVES = {"collective": "communication", "offload": "offload"}
+_LIMIT_OF_COLLECTIVES = {
+    "collective": "communication",
+    "offload": "offload",
+    "inputs": "transfer",
+}
 
 
 class Breakdown(NamedTuple):
@@ -229,7 +234,11 @@ def _break_down_collectives(timeline: RankTimeline) -> tuple[CollectivePart, ...
     kinds: list[tuple[str, str]] = []  # phase and kind of each
     for position in graph.collectives.tolist():
         label = graph.labels[position]
-        kind = "offload" if label.name in HOST_WORK else "collective"
+        kind = "collective"
+        if label.name == COPY_INPUTS:
+            kind = "inputs"
+        elif label.name in HOST_WORK:
+            kind = "offload"
         kinds.append((label.phase, kind))
     counts = Counter(kinds)
     exposed_time = dict.fromkeys(counts, 0.0)

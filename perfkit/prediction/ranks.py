@@ -483,7 +483,7 @@ def _choose_group_cost(
     if operation in HOST_WORK:  # of a rank and its host
         from perfkit.platform.host_costs import find_host_cost
 
-        return find_host_cost(platform, operation)
+        return find_host_cost(platform, operation, ranks=most)
 
     if operation == DISPATCH:
         if regions > 1:

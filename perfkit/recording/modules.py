@@ -34,6 +34,7 @@ DTYPES = {
 #: predicted.
 _BUILT = {
     "embedding": "separate",
+    "pipeline": "local",
     "fused": False,
     "checkpoint": False,
     "accumulate": 1,

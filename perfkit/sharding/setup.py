@@ -83,6 +83,12 @@ def set_up(
     ranks = check_ranks(workload.batch, ranks)
     check_choice("objective", objective, OBJECTIVES)
     check_choice("inputs", inputs, ("local", "exchanged"))
+    pipeline = getattr(workload, "pipeline", "local")
+    if pipeline != "local":
+        raise ValueError(
+            f"pipeline is {pipeline!r}; searches price inputs='exchanged', which nothing hides, or "
+            "'local'; take a DLRM with pipeline='local', and predict the plan with this one"
+        )
     if ranks > loaded.network.ranks:
         raise ValueError(
             f"ranks is {ranks}; platform {loaded.name!r} has {loaded.network.ranks}; take fewer"

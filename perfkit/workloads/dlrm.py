@@ -23,6 +23,12 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads import layers
 from perfkit.workloads.blocks import share_mlps
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.input_pipelines import (
+    ExchangedInputs,
+    InputRecorder,
+    find_pipeline,
+    size_inputs,
+)
 from perfkit.workloads.iteration import finish
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Placement, Plan
@@ -222,6 +228,13 @@ class DLRM:
     table_dtype : str
         Data type of the tables, by default that of weights; pooled rows have the data type of
         activations.
+    pipeline : str
+        How inputs arrive. ``local``: they are no part of the step, as the data loader of a rank has
+        put the indices of its own tables on the device. ``serial``: each step copies its batch to
+        the device, and an all_to_all brings each rank the indices of its tables. ``base``: the next
+        batch is copied during the step (TorchRec's ``TrainPipelineBase``). ``sparse_dist``: its
+        indices are exchanged during the step, too (``TrainPipelineSparseDist``). The last two take
+        `overlap`, and no hybrid tables.
 
     Raises
     ------
@@ -259,6 +272,7 @@ class DLRM:
     reduction: str = "buckets"
     delay_weights: bool = False
     epilogues: bool = False
+    pipeline: str = field(default="local", repr=False)
     family: str = field(default="dlrm", repr=False)
 
     def __init__(
@@ -290,6 +304,7 @@ class DLRM:
         delay_weights: bool = False,
         epilogues: bool = False,
         table_dtype: str = "",
+        pipeline: str = "local",
     ) -> None:
         if preset is None:
             published = PRESETS["dlrm-default"]
@@ -369,6 +384,7 @@ class DLRM:
             reduction=check_choice("reduction", reduction, _CHOICES["reduction"]),
             delay_weights=delay_weights,
             epilogues=epilogues,
+            pipeline=find_pipeline(pipeline).name,
             family="dlrm",
         )
 
@@ -378,7 +394,10 @@ class DLRM:
         tables = f"{len(self.tables)} tables × {self.tables[0].dim}"
         gradients = f"{'sparse' if self.sparse else 'dense'} gradients"
         gradients = gradients if self.embedding == "separate" else self.embedding
-        return f"{self.name}, batch {self.batch}, {tables}, {gradients}"
+        said = f"{self.name}, batch {self.batch}, {tables}, {gradients}"
+        if self.pipeline != "local":
+            said += f", inputs {self.pipeline}"
+        return said
 
     def place(self, plan: Plan | None, ranks: int) -> Plan:
         """Check a plan, or place the tables round-robin.
@@ -401,6 +420,12 @@ class DLRM:
             If the plan is for other ranks or tables, the batch does not divide by the ranks, or MLPs
             whose weight gradients are delayed, or whose products have epilogues, are sharded.
         """
+        is_ahead = find_pipeline(self.pipeline).copies_ahead > 0
+        if is_ahead and not self.overlap and ranks > 1:
+            raise ValueError(
+                f"pipeline is {self.pipeline!r} without overlap, where each collective is waited for at "
+                "once; take overlap=True, or pipeline='serial'"
+            )
         if plan is None:
             ranks = check_ranks(self.batch, ranks)
             return Plan.round_robin(len(self.tables), ranks=ranks)
@@ -415,6 +440,12 @@ class DLRM:
             raise ValueError(
                 f"delay_weights is True and mlps has zero {plan.shared['zero']}, which reduces the "
                 "gradients of each layer as they are computed; take zero=0, or leave delay_weights out"
+            )
+        has_hybrid = any(one.traits.copies_frequent_rows for one in plan.placements)
+        if has_hybrid and find_pipeline(self.pipeline).has_inputs:
+            raise ValueError(
+                f"pipeline is {self.pipeline!r} and a placement hybrid, whose indices all ranks read; take "
+                "pipeline='local'"
             )
         tp = plan.shared.get("tp", 1)
         if self.epilogues and (tp > 1 or plan.shared.get("zero", 0) > 0):
@@ -764,8 +795,13 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[OpenGraph, ...]
     recorded once, see `_record_alike`.
     """
     locals_of_ranks = list_local_tables(plan, model.tables)
+    inputs = None
+    if find_pipeline(model.pipeline).has_inputs:
+        inputs = size_inputs(model.tables, [local.of_whole_batch for local in locals_of_ranks])
     if plan.ranks == 1:
-        return tuple(_record_rank(model, plan, local, accelerator) for local in locals_of_ranks)
+        return tuple(
+            _record_rank(model, plan, local, accelerator, inputs) for local in locals_of_ranks
+        )
     by_sizes: dict[Any, LocalTables] = {}
     sizes_of_ranks = [_describe_sizes(local) for local in locals_of_ranks]
     for sizes, local in zip(sizes_of_ranks, locals_of_ranks, strict=True):
@@ -775,13 +811,21 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[OpenGraph, ...]
         by_operations.setdefault(_describe_operations(local), []).append(sizes)
     graphs: dict[Any, OpenGraph] = {}
     for alike in by_operations.values():
-        recorded = _record_alike(model, plan, [by_sizes[sizes] for sizes in alike], accelerator)
+        recorded = _record_alike(
+            model, plan, [by_sizes[sizes] for sizes in alike], accelerator, inputs
+        )
         graphs.update(zip(alike, recorded, strict=True))
     return tuple(graphs[sizes] for sizes in sizes_of_ranks)
 
 
-def _record_rank(model: DLRM, plan: Plan, local: LocalTables, accelerator: bool) -> OpenGraph:
-    """Record the iteration of a rank with these tables."""
+def _record_rank(
+    model: DLRM,
+    plan: Plan,
+    local: LocalTables,
+    accelerator: bool,
+    inputs: ExchangedInputs | None = None,
+) -> OpenGraph:
+    """Record the iteration of a rank with these tables, and how its `inputs` arrive."""
     ranks = plan.ranks
     tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1)
     tape.grouped = model.reduction == "grouped"
@@ -793,7 +837,21 @@ def _record_rank(model: DLRM, plan: Plan, local: LocalTables, accelerator: bool)
         groups.append(groups[0])
     record = partial(record_layers, model=model, local=local, exchange_group=exchange_group)
     shared = share_mlps(tape, record, plan.mlps, groups)
-    logits = record(tape, shared)
+    arriving = None
+    if inputs is not None:
+        arriving = InputRecorder(
+            tape,
+            find_pipeline(model.pipeline),
+            inputs,
+            batch=model.batch,
+            ranks=ranks,
+            features=model.features,
+            on_device=accelerator,
+            copy_group=len(groups) if ranks > 1 else 0,
+            exchange_group=exchange_group,
+        )
+        groups.append(groups[0])  # copies have a stream of their own
+    logits = record(tape, shared, arriving=arriving)
     order_weights(tape)
     if tape.overlap:
         _fill_buckets(tape)
@@ -808,7 +866,11 @@ def _record_rank(model: DLRM, plan: Plan, local: LocalTables, accelerator: bool)
 
 
 def _record_alike(
-    model: DLRM, plan: Plan, alike: Sequence[LocalTables], accelerator: bool
+    model: DLRM,
+    plan: Plan,
+    alike: Sequence[LocalTables],
+    accelerator: bool,
+    inputs: ExchangedInputs | None,
 ) -> list[OpenGraph]:
     """Record the iterations of ranks whose tables differ in rows, lookups and their law alone.
 
@@ -816,12 +878,12 @@ def _record_alike(
     those of the tables, and those that are symbolic. Each rank then takes its own sizes.
     """
     if len(alike) == 1:
-        return [_record_rank(model, plan, alike[0], accelerator)]
+        return [_record_rank(model, plan, alike[0], accelerator, inputs)]
     stand_ins = StandIns()
     opened = [stand_ins.open_table(table) for table in alike[0].of_whole_batch]
     copies = [stand_ins.open_symbolic(table) for table in alike[0].of_own_samples]
     local = alike[0].with_tables(opened).with_copies(copies)
-    recorded = _record_rank(stand_ins.open_symbolic(model), plan, local, accelerator)
+    recorded = _record_rank(stand_ins.open_symbolic(model), plan, local, accelerator, inputs)
     graphs = []
     for of_rank in alike:
         values = stand_ins.find_values(opened, of_rank.of_whole_batch)
@@ -877,14 +939,19 @@ def record_layers(
     inputs: Tensor | None = None,
     *,
     exchange_group: int = 0,
+    arriving: InputRecorder | None = None,
 ) -> Tensor:
     """Record the layers of one rank from its dense `inputs` and its tables; returns the logits. The
-    group of this number exchanges pooled rows."""
+    group of this number exchanges pooled rows; `arriving` records how inputs come, if they do."""
     inputs = inputs or tape.tensor(
         model.batch // len(local.widths), model.features, itemsize=tape.wide
     )
+    if arriving is not None:
+        arriving.begin()
     # rows are exchanged while the bottom MLP works
     receive = _look_up(tape, model, local, exchange_group) if tape.overlap else []
+    if arriving is not None:
+        arriving.continue_beside()
     tape.module = "bottom"
     dense = _record_mlp(tape, inputs, model, model.bottom, shared, last_relu=True)
     receive = receive or _look_up(tape, model, local, exchange_group)

@@ -295,7 +295,7 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
         untouched=_measure_untouched(tape),
         weights=weights,
         owners=owners,
-        waits=_list_waits(rows.labels, noted) if tape.overlap else None,
+        waits=_list_waits(rows.labels, noted) if tape.overlap or tape.looks_back else None,
         **about,
     )
     if frame.dtype == "fp8":  # only products are
@@ -604,7 +604,9 @@ def _reduce(
         calls = table[features.bare[piece]] + table[features.bare[piece + 1]]
         features.bare[piece + 1] = table.add(calls)
     new = np.concatenate([[0], np.cumsum(remains)])
-    moved = [LaunchWait(new[wait.operation], new[wait.launch]) for wait in waits]
+    moved = [
+        wait._replace(operation=new[wait.operation], launch=new[wait.launch]) for wait in waits
+    ]
     accesses = _merge_accesses(rows.accesses, pieces, new[into])
     remaining = np.flatnonzero(remains).tolist()
     reduced = _Rows(
@@ -678,8 +680,10 @@ def _list_waits(labels: Sequence[Label], noted: Sequence[LaunchWait]) -> Waits:
     update = np.full_like(add, np.argmax([label.phase == "update" for label in labels]))
     waiting = np.array([wait.operation for wait in noted], dtype=np.intp)
     launched = np.concatenate([launches, gather, scatter, add])
+    looks_back = np.zeros(len(launched), dtype=bool)
+    looks_back[: len(noted)] = [wait.of_previous_iteration for wait in noted]
     return Waits(
         operation=np.concatenate([waiting, split, after, update]),
         collective=np.searchsorted(collectives, launched),
-        of_previous_iteration=np.zeros(len(launched), dtype=bool),
+        of_previous_iteration=looks_back,
     )

@@ -136,10 +136,14 @@ class Piece(NamedTuple):
 
 
 class LaunchWait(NamedTuple):
-    """An operation that waits for a collective, both by their positions in the recording [-]."""
+    """An operation that waits for a collective, both by their positions in the recording [-].
+
+    `of_previous_iteration` says that it is the one that the iteration before has launched.
+    """
 
     operation: int
     launch: int
+    of_previous_iteration: bool = False
 
 
 class Tape:
@@ -423,6 +427,16 @@ class Tape:
     def wait_for(self, launch: int) -> None:
         """Let the next operation wait for the collective at this position."""
         self.waits.append(LaunchWait(len(self.operations), launch))
+
+    def wait_for_previous(self, operation: int, launch: int) -> None:
+        """Let the operation at a position wait for the collective at another one, which the iteration
+        before has launched."""
+        self.waits.append(LaunchWait(operation, launch, of_previous_iteration=True))
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether an operation waits for a collective of the iteration before."""
+        return any(wait.of_previous_iteration for wait in self.waits)
 
     def elementwise(
         self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], function: str = ""

@@ -107,6 +107,7 @@ DLRM = {
     "delay_weights": MOSTLY_FALSE,
     "epilogues": MOSTLY_FALSE,
     "table_dtype": ("fp32", "bf16"),
+    "pipeline": ("local", "local", "serial", "base", "sparse_dist"),
 }
 TRANSFORMER = {
     "batch": BATCHES,
