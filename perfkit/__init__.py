@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.readers.table_configs import read_tables
     from perfkit.recording.steps import capture
     from perfkit.reports.page import report
+    from perfkit.sharding.judging import PlanJudgement, judge_plan
     from perfkit.sharding.planner import InfeasibleError, price_plan, shard
     from perfkit.sharding.result import PlanPrice, ShardingResult
     from perfkit.workloads.dlrm import DLRM
@@ -91,6 +92,8 @@ _HOME = {
     "read_tables": "perfkit.readers.table_configs",
     "capture": "perfkit.recording.steps",
     "report": "perfkit.reports.page",
+    "PlanJudgement": "perfkit.sharding.judging",
+    "judge_plan": "perfkit.sharding.judging",
     "InfeasibleError": "perfkit.sharding.planner",
     "price_plan": "perfkit.sharding.planner",
     "shard": "perfkit.sharding.planner",

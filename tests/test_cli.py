@@ -385,6 +385,30 @@ def test_shard_takes_all_ranks_of_the_platform_and_says_so(capsys: Capture, tmp_
     assert "ranks: 4, as in --plan" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("always")
+def test_shard_writes_a_plan_for_torchrec_and_judges_it(capsys: Capture, tmp_path: Path) -> None:
+    line = "shard --tables mlperf-dlrm-v1 --platform h100-sxm-8 --steps 5"
+    form = "--format torchrec --out torchrec.json"
+    assert run(f"{line} {form} --module sparse.ebc --json -") == 0
+    figures = json.loads(capsys.readouterr().out)
+    modules = json.loads(Path("torchrec.json").read_text())
+    tables = perfkit.read_tables("mlperf-dlrm-v1").tables
+    plan = perfkit.Plan.from_torchrec(modules, tables, ranks=8)
+    assert list(modules) == ["sparse.ebc"]
+    assert json.loads(plan.to_json()) == figures["plan"]
+    assert run(f"{line} --plan torchrec.json --ranks 8") == 0
+    said = capsys.readouterr().out
+    assert "torchrec.json: yours" in said and "nothing better than" in said
+    assert run(f"{line} {form}") == 0
+    assert "name the module, or read" in capsys.readouterr().err
+    for option, fault in {
+        "--format torchrec": "is the form of --out",
+        "--module a": "--format",
+    }.items():
+        assert run(f"{line} {option}") == 2
+        assert fault in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

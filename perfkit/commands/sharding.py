@@ -3,7 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
@@ -14,6 +15,7 @@ from perfkit.commands.options import NUMBER, WHOLE, keep_given, refuse_given
 from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.commands.this_machine import check_measurable
 from perfkit.ground.results import write_cells
+from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_choice, format_table
 from perfkit.workloads import dlrm
 from perfkit.workloads.dlrm import DLRM
@@ -28,6 +30,7 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
     cls=Command,
     examples=[
         "perfkit shard --tables mlperf-dlrm-dcnv2 --platform h100-sxm-8 --batch 65536 --out plan.json",
+        "perfkit shard --tables mlperf-dlrm-v1 --platform h100-sxm-8 --format torchrec --module sparse.ebc --out plan.json",
         "perfkit shard --measure --platform mine.toml",
     ],
 )
@@ -74,8 +77,23 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
     help="steps of the search instead of --seconds: the same result on every machine",
 )
 @click.option("--seed", type=WHOLE, help="seed of random numbers; default 0")
-@click.option("--plan", metavar="FILE", help="a plan to compare with the one that is found")
+@click.option(
+    "--plan",
+    metavar="FILE",
+    help="a plan to judge: JSON of perfkit or TorchRec, or what TorchRec's planner prints",
+)
 @click.option("--out", metavar="FILE", help="plan to write, as JSON")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("perfkit", "torchrec")),
+    help="form of --out; torchrec: a ShardingPlan; default perfkit",
+)
+@click.option(
+    "--module",
+    metavar="PATH",
+    help="with --format torchrec: path of the embedding collection in the model, as sparse.ebc",
+)
 @click.option(
     "--measure",
     is_flag=True,
@@ -100,6 +118,8 @@ def shard_command(
     seed: int | None,
     plan: str | None,
     out: str | None,
+    form: str | None,
+    module: str | None,
     measure: bool,
     quick: bool,
     report: str | None,
@@ -116,6 +136,8 @@ def shard_command(
             min_columns=min_columns,
             plan=plan,
             out=out,
+            format=form,
+            module=module,
             report=report,
         )
         check_measurable(platform)
@@ -125,6 +147,10 @@ def shard_command(
                 "model is missing; give --model or --tables, or --measure for a study of random models"
             )
         refuse_given(_FOR_MEASURING, quick=quick)
+        if out is None:
+            refuse_given("it is the form of --out; name that file, too", format=form)
+        if form != "torchrec":
+            refuse_given("it is for --format torchrec", module=module)
     workload = _read_workload(model, tables, batch, dim, rows, embedding)
     if workload is None or measure:
         settings = keep_given(ranks=ranks, seconds=seconds, seed=seed, quick=quick)
@@ -132,9 +158,34 @@ def shard_command(
     else:
         settings = keep_given(seconds=seconds, steps=steps, seed=seed)
         limits = keep_given(memory=memory, min_columns=min_columns)
-        answer = _search(workload, platform, ranks, limits, plan, out, settings)
+        target = _PlanFile(out, form or "perfkit", module)
+        answer = _search(workload, platform, ranks, limits, plan, target, settings)
     files.write(answer)
     return 0
+
+
+class _PlanFile(NamedTuple):
+    """Where a plan is written, and how; `out` is None for nowhere."""
+
+    out: str | None
+    form: str
+    module: str | None
+
+    def write(self, result: pk.ShardingResult) -> Path:
+        """Write the plan of a search."""
+        if self.form == "perfkit":
+            return result.plan.save(str(self.out))
+        modules = result.to_torchrec(module=self.module, plain=True)
+        return write_text(str(self.out), _write_modules(modules))
+
+
+def _write_modules(modules: Mapping[str, Mapping[str, Any]]) -> str:
+    """JSON of a plan in TorchRec's form, a table on each line."""
+    parts = []
+    for path, entries in modules.items():
+        lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
+        parts.append(f" {json.dumps(path)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _read_workload(
@@ -166,35 +217,32 @@ def _search(
     ranks: int | None,
     limits: Mapping[str, Any],
     plan_file: str | None,
-    out: str | None,
+    target: _PlanFile,
     settings: Mapping[str, Any],
 ) -> Answer:
-    """Search for a placement within limits, with further settings of `perfkit.shard`, and compare it with
-    the plan of a file, if one is named."""
+    """Search for a placement within limits, with further settings of `perfkit.shard`, and judge the plan of
+    a file, if one is named."""
     lines = []
-    plan = None
-    price_of_plan = None
+    judged = None
     if plan_file:
-        plan = pk.Plan.load(plan_file)
-        price_of_plan = pk.price_plan(workload, platform, plan, **limits)
+        judged = pk.judge_plan(workload, platform, plan_file, ranks=ranks, **limits, **settings)
+        result = judged.found
+        reason = "as in --plan"
+    elif ranks is not None:
+        result = pk.shard(workload, platform, ranks=ranks, **limits, **settings)
+    else:
+        machine = pk.load_platform(platform)
+        result = pk.shard(workload, platform, ranks=machine.network.ranks, **limits, **settings)
+        reason = f"all of {machine.name}"
     if ranks is None:
-        if plan is not None:
-            ranks = plan.ranks
-            reason = "as in --plan"
-        else:
-            machine = pk.load_platform(platform)
-            ranks = machine.network.ranks
-            reason = f"all of {machine.name}"
-        lines.append(f"ranks: {ranks}, {reason}; --ranks takes another number")
-    result = pk.shard(workload, platform, ranks=ranks, **limits, **settings)
+        lines.append(f"ranks: {result.plan.ranks}, {reason}; --ranks takes another number")
     price = result.prediction
     table_of_ranks = format_table(write_cells(result.by_rank()), numbers=True)
     lines += [result.explain(), "", table_of_ranks]
-    if price_of_plan is not None:
-        ratio = price_of_plan.time / price.time
-        lines += ["", f"{plan_file}: {price_of_plan!r}, {ratio:.2f} times as long"]
-    if out:
-        lines.append(f"written to {result.plan.save(out)}")
+    if judged is not None:
+        lines += ["", f"{plan_file}: {judged.explain()}"]
+    if target.out is not None:
+        lines.append(f"written to {target.write(result)}")
     figures = {
         "format": 1,
         "objective": result.objective,
@@ -207,6 +255,9 @@ def _search(
         "ranks": price.table().to_dicts(),
         "plan": json.loads(result.plan.to_json()),
     }
+    if judged is not None:
+        figures["yours_s"] = judged.yours.time
+        figures["yours_interval_s"] = judged.yours.interval()
     return Answer("\n".join(lines), figures, results=[result])
 
 

@@ -14,6 +14,7 @@ Read in this order; each format is told alone:
 4. `table_configs`: `read_tables` gives a `TableSet` of embedding tables, from frames and files;
    `tbe_configs` reads those of FBGEMM, `index_arrays` recorded indices (`IndexStatistics`).
    `planner_statistics` finds what TorchRec's planner prints, of which `printed_plans` makes tables and
-   a plan (`read_plan`); `torchrec_tables` says what perfkit makes of a table of TorchRec.
+   a plan (`read_plan`); `torchrec_tables` says what perfkit makes of a table of TorchRec;
+   `plans` finds a plan in each form.
 5. `kernel_database`: `read_gemms`, `read_collectives` and others give frames of measured kernels.
 """

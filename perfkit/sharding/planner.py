@@ -19,6 +19,7 @@ from perfkit.ground.units import (
 from perfkit.models.distributions import unique_rows
 from perfkit.platform.estimates import warn_once
 from perfkit.platform.platform import Platform
+from perfkit.readers.plans import find_plan
 from perfkit.sharding.bound import find_lower_bound, relax
 from perfkit.sharding.candidates import check_memory, list_candidates, list_floors
 from perfkit.sharding.constraints import (
@@ -59,8 +60,9 @@ _EVENLY = "equally many"
 def price_plan(
     workload: DLRM | TableSet,
     platform: Platform | str | Path,
-    plan: Plan,
+    plan: Any,
     *,
+    ranks: int | None = None,
     memory: float | None = None,
     objective: str = "iteration",
     inputs: str = "local",
@@ -74,8 +76,11 @@ def price_plan(
         What is trained.
     platform : Platform, str or Path
         On what.
-    plan : Plan
-        Where its tables are stored.
+    plan : Plan, ShardingPlan, mapping, str, Path or sequence of str
+        Where its tables are stored: a plan; a plan of TorchRec, as objects or as JSON; a ``.json``
+        file of either; or what TorchRec's planner prints, as text, as lines or in a file.
+    ranks : int, optional
+        Number of ranks, for plans that do not say it [-].
     memory : float, optional
         Memory of a rank; by default that of the platform's device [B].
     objective : str, optional
@@ -118,7 +123,8 @@ def price_plan(
     >>> price_plan(tables, "h100-sxm-8", Plan.round_robin(26, ranks=8)).fits
     True
     """
-    check_type("plan", plan, Plan)
+    check_type("workload", workload, DLRM | TableSet)
+    plan = find_plan(plan, workload.tables, ranks=ranks)
     problem = set_up(workload, platform, plan.ranks, memory, objective, inputs)
     least = read_min_columns(name_tables(workload.tables), min_columns)
     constraints = replace(problem.constraints, min_columns=least)

@@ -622,8 +622,8 @@ class Plan:
         if unplaced:
             warnings.warn(
                 f"the module of {_count(unplaced)} is not known, and {MODULE!r} is taken, as in "
-                "TorchRec's DLRM; TorchRec copies the tables of a path that the model lacks; pass "
-                "module=, or read the tables from the model",
+                "TorchRec's DLRM; TorchRec copies the tables of a path that the model lacks; name "
+                "the module, or read the tables from the model",
                 UserWarning,
                 stacklevel=2,
             )

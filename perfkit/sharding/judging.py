@@ -1,0 +1,251 @@
+"""A plan beside the best one that a search finds, and beside what no plan can beat."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars
+
+from perfkit.ground.results import Sections, Table, Tabular
+from perfkit.ground.units import check_type, format_time
+from perfkit.platform.platform import Platform
+from perfkit.readers.plans import find_plan
+from perfkit.sharding.constraints import MIN_COLUMNS
+from perfkit.sharding.planner import price_plan, shard
+from perfkit.sharding.result import PlanPrice, ShardingResult
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.tables import EmbeddingTable, TableSet, name_tables
+
+
+@dataclass(frozen=True, eq=False)
+class PlanJudgement(Tabular):
+    """A plan, the best one that a search found, and the lower bound for both.
+
+    Parameters
+    ----------
+    yours : PlanPrice
+        Time and memory of the plan.
+    found : ShardingResult
+        What the search found, as for the same tables, ranks and memory.
+    warnings : tuple of str
+        Where the plan goes beyond the usual limits of a search, so that it may do so, too.
+    """
+
+    report_title = "A plan beside the best one that a search found"
+
+    yours: PlanPrice
+    found: ShardingResult
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> float:
+        """Lower bound: no plan that fits takes less time [s]."""
+        return self.found.bound
+
+    @property
+    def best(self) -> PlanPrice:
+        """The faster of both plans that fit; yours if they take the same time."""
+        if self.yours.fits and self.yours.time <= self.found.prediction.time:
+            return self.yours
+        return self.found.prediction
+
+    @property
+    def gain(self) -> float:
+        """Share of your time that the best plan saves; negative if yours is faster but does not fit
+        [-]."""
+        return 1 - self.best.time / self.yours.time if self.yours.time else 0.0
+
+    def table(self) -> Table:
+        """Both placements of every table.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            table, yours, ranks, found and its ranks: kinds of placement, and ranks [-].
+        """
+        tables = self.yours._problem.costs.workload.tables
+        yours, found = self.yours.plan.placements, self.found.plan.placements
+        return polars.DataFrame(
+            {
+                "table": name_tables(tables),
+                "yours": [placement.kind for placement in yours],
+                "ranks": [list(placement.ranks) for placement in yours],
+                "found": [placement.kind for placement in found],
+                "ranks_found": [list(placement.ranks) for placement in found],
+            }
+        )
+
+    def explain(self) -> str:
+        """Say it in words: the three times, parts of both, the best single move.
+
+        Returns
+        -------
+        text : str
+            Several lines.
+        """
+        lines = [self.headline()]
+        names = dict.fromkeys([*self.yours.parts, *self.found.prediction.parts])
+        for name in names:
+            yours = self.yours.parts.get(name, 0.0)
+            found = self.found.prediction.parts.get(name, 0.0)
+            lines.append(f"  {format_time(yours):>9}  {format_time(found):>9}  {name}")
+        move = self.yours.next_move()
+        if move is not None:
+            lines.append(f"  best move of one shard of yours: {move}")
+        lines += [f"  warning: {text}" for text in (*self.warnings, *self.found.warnings)]
+        return "\n".join(lines)
+
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
+        yours = _write_time(self.yours)
+        if not self.yours.fits:
+            yours += ", which does not fit"
+        bound = f"nothing better than {format_time(self.bound)} exists"
+        if self.best is self.yours:
+            return f"yours {yours}, the best that was found, {bound}"
+        return f"yours {yours}, best found {_write_time(self.found.prediction)}, {bound}"
+
+    def sections(self) -> Sections:
+        """Parts of a report, see `perfkit.ground.results.Sections`."""
+        yield "Yours", self.yours.chart()
+        yield "The best that was found", self.found.prediction.chart()
+        yield "Tables", self.table()
+
+    def __repr__(self) -> str:
+        return f"PlanJudgement({self.headline()})"
+
+
+def _write_time(price: PlanPrice) -> str:
+    """A time and its 80 % interval."""
+    low, high = map(format_time, price.interval())
+    return f"{format_time(price.time)} ({low}–{high})"
+
+
+def judge_plan(
+    workload: DLRM | TableSet,
+    platform: Platform | str | Path,
+    plan: Any,
+    *,
+    ranks: int | None = None,
+    memory: float | None = None,
+    objective: str = "iteration",
+    seconds: float = 1.0,
+    steps: int | None = None,
+    seed: int = 0,
+    inputs: str = "local",
+    min_columns: Any = None,
+    progress: Callable[[float, float], None] | None = None,
+) -> PlanJudgement:
+    """Say how good a plan is: its time, that of the best plan that a search finds, and the time that
+    no plan can beat.
+
+    Parameters
+    ----------
+    workload : DLRM or TableSet
+        What is trained.
+    platform : Platform, str or Path
+        On what.
+    plan : Plan, ShardingPlan, mapping, str, Path or sequence of str
+        A plan; a plan of TorchRec, as objects or as JSON; a ``.json`` file of either; or what
+        TorchRec's planner prints, as text, as lines or in a file.
+    ranks : int, optional
+        Number of ranks, for plans that do not say it [-].
+    memory : float, optional
+        Memory of a rank; by default that of the platform's device [B].
+    objective : str, optional
+        ``iteration`` or ``additive``, see `shard`.
+    seconds : float, optional
+        Work to spend on the search [s].
+    steps : int, optional
+        Number of steps in place of `seconds` [-].
+    seed : int, optional
+        Seed [-].
+    inputs : str, optional
+        ``local`` or ``exchanged``, see `shard`.
+    min_columns : int or mapping, optional
+        Least columns of a shard in the search, see `shard`; by default 128, and where the plan has
+        narrower shards of a table, as many as the narrowest [-].
+    progress : callable, optional
+        See `shard`.
+
+    Returns
+    -------
+    judgement : PlanJudgement
+        The three times; its ``explain`` has their parts, its ``table`` both placements.
+
+    Raises
+    ------
+    ValueError
+        For a plan that cannot be read or priced.
+    InfeasibleError
+        If no placement keeps the memory.
+
+    Warns
+    -----
+    UserWarning
+        For what is not used of a plan of TorchRec, see `Plan.from_torchrec`.
+
+    Notes
+    -----
+    The bound holds for plans that keep `min_columns`. With a number of your own, a plan with narrower
+    shards may be faster than the bound.
+
+    Both times have the same errors for the most part, so their ratio is surer than each of them.
+
+    Examples
+    --------
+    >>> from perfkit.workloads.tables import draw_tables
+    >>> tables = TableSet(draw_tables(26, seed=0), batch=8192, embedding="fused")
+    >>> judged = judge_plan(tables, "h100-sxm-8", Plan.round_robin(26, ranks=8), steps=500)
+    >>> judged.bound <= judged.best.time < judged.yours.time
+    True
+    """
+    check_type("workload", workload, DLRM | TableSet)
+    tables = workload.tables
+    yours = find_plan(plan, tables, ranks=ranks)
+    narrow: dict[str, int] = {}
+    if min_columns is None:
+        narrow = _list_narrow(yours, tables)
+        min_columns = narrow
+    limits = {"memory": memory, "objective": objective, "inputs": inputs}
+    limits["min_columns"] = min_columns
+    price = price_plan(workload, platform, yours, **limits)  # type: ignore[arg-type]
+    found = shard(
+        workload,
+        platform,
+        ranks=yours.ranks,
+        seconds=seconds,
+        steps=steps,
+        seed=seed,
+        progress=progress,
+        **limits,  # type: ignore[arg-type]
+    )
+    return PlanJudgement(price, found, _note_narrow(narrow))
+
+
+def _list_narrow(plan: Plan, tables: tuple[EmbeddingTable, ...]) -> dict[str, int]:
+    """Least columns of the shards of tables that have narrower ones than searches make [-]."""
+    names = name_tables(tables)
+    narrow: dict[str, int] = {}
+    for part in plan.cut(tables):
+        least = min(MIN_COLUMNS, narrow.get(names[part.table], MIN_COLUMNS))
+        placement = plan.placements[part.table]
+        is_split = placement.traits.splits_columns and len(placement.ranks) > 1
+        if is_split and part.columns < least:
+            narrow[names[part.table]] = part.columns
+    return narrow
+
+
+def _note_narrow(narrow: dict[str, int]) -> tuple[str, ...]:
+    """What the search may do since the plan does it, in words."""
+    if not narrow:
+        return ()
+    name = min(narrow, key=lambda table: narrow[table])
+    text = (
+        f"your plan has a shard of {name!r} with {narrow[name]} columns, fewer than {MIN_COLUMNS}"
+    )
+    if len(narrow) > 1:
+        text += f", and so of {len(narrow) - 1} other tables"
+    return (f"{text}; the search may split them so, too",)

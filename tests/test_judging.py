@@ -1,0 +1,85 @@
+"""A plan beside the best that is found and beside what no plan can beat."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import perfkit as pk
+from perfkit.workloads.placement import Placement, Plan
+from perfkit.workloads.tables import EmbeddingTable
+
+TABLES = pk.TableSet(
+    tuple(EmbeddingTable(10**6, 128, 20.0, name=f"t{number}", module="m") for number in range(4)),
+    batch=65_536,
+    embedding="fused",
+)
+HEAPED = Plan(4, (0, 0, 0, 1))
+
+
+def judge(plan: object = HEAPED, **keywords: object) -> pk.PlanJudgement:
+    """Judge a plan of `TABLES`."""
+    return pk.judge_plan(TABLES, "h100-sxm-8", plan, steps=50, **keywords)  # type: ignore[arg-type]
+
+
+def test_three_times_are_those_of_price_search_and_bound() -> None:
+    judged = judge()
+    price = pk.price_plan(TABLES, "h100-sxm-8", HEAPED)
+    found = pk.shard(TABLES, "h100-sxm-8", ranks=4, steps=50)
+    assert judged.yours.time == price.time
+    assert judged.found.plan == found.plan
+    assert judged.bound == found.bound
+    assert judged.best is judged.found.prediction
+    assert judged.gain == pytest.approx(1 - found.prediction.time / price.time)
+    assert 0.3 < judged.gain < 0.7, "three tables on a rank instead of one"
+    times = (
+        r"yours [\d.]+ .s \(.*–.*\), best found [\d.]+ .s \(.*–.*\), nothing better than .* exists"
+    )
+    assert re.fullmatch(times, judged.headline())
+    assert "best move of one shard of yours: t0 from rank 0 to rank" in judged.explain()
+    assert judged.table()["yours"].to_list() == ["table_wise"] * 4
+
+
+def test_the_best_plan_is_named_so() -> None:
+    spread = judge(Plan.round_robin(4, ranks=4))
+    assert spread.gain == 0.0
+    assert ", the best that was found, nothing better than" in spread.headline()
+
+
+def test_a_plan_that_does_not_fit_is_not_the_best() -> None:
+    judged = judge(memory=1.2e9)
+    assert not judged.yours.fits
+    assert judged.best is judged.found.prediction
+    assert ", which does not fit, best found" in judged.headline()
+
+
+def test_bounds_hold_for_plans_with_narrow_shards() -> None:
+    quarters = Placement("column_wise", (0, 1, 2, 3), (32,) * 4)
+    judged = judge(Plan(4, (quarters,) * 4))
+    assert judged.bound <= judged.yours.time
+    [warning] = judged.warnings
+    assert "a shard of 't0' with 32 columns, fewer than 128, and so of 3 other tables" in warning
+    assert warning in judged.explain()
+    assert not judge().warnings
+
+
+def test_plans_of_torchrec_are_judged_as_objects_json_and_text(tmp_path: Path) -> None:
+    modules = HEAPED.to_torchrec(TABLES.tables)
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(modules))
+    saved = HEAPED.save(tmp_path / "saved.json")
+    head = "#   FQN    Sharding   Compute Kernel   Emb Dim (CW Dim)   Hash Size   Ranks   #"
+    rows = [
+        f"#   m.t{n}   TW   fused   128   1000000   {rank}   #"
+        for n, rank in enumerate((0, 0, 0, 1))
+    ]
+    for plan in (modules, {"plan": modules}, file, str(file), saved, [head, *rows]):
+        price = pk.price_plan(TABLES, "h100-sxm-8", plan, ranks=4)
+        assert price.plan == HEAPED
+    with pytest.raises(ValueError, match="no table is on every rank; pass ranks="):
+        pk.price_plan(TABLES, "h100-sxm-8", modules)
+    with pytest.raises(ValueError, match="the plan has 4 ranks, and ranks is 8; leave ranks out"):
+        judge(ranks=8)
+    with pytest.raises(ValueError, match="it must be a mapping"):
+        judge(5)

@@ -1,0 +1,503 @@
+"""``python -m tests.torchrec_trip``, or ``make torchrec``: the round trip with TorchRec itself.
+
+A model of TorchRec's own classes gives its tables; plans of perfkit go into ``DistributedModelParallel`` on two ranks of gloo; a
+step is trained; and the plan comes back from the sharded model. Plans of TorchRec's planner go the other way. What TorchRec
+refuses is tried, too. All that does not need torchrec again is kept in ``tests/data/torchrec_trip.json``, where
+``tests/test_torchrec_trip.py`` checks it; ``--keep`` writes that file.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+
+import perfkit as pk
+from perfkit.ground.units import format_table
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.torchrec_format import make_constraints, make_sharding_plan
+from tests.torchrec_cases import (
+    BAGS,
+    RANKS,
+    REFUSALS,
+    SEQUENCES,
+    TABLES,
+    Refusal,
+    list_plans,
+    refuse_first,
+)
+
+KEPT = Path(__file__).parent / "data" / "torchrec_trip.json"
+#: Samples of a rank in the step that is trained.
+_BATCH = 3
+_LEARNING_RATE = 0.5
+#: Most seconds that ranks may take for one case [s].
+_PATIENCE = 60
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was tried, and whether it is as it should be."""
+
+    name: str
+    is_right: bool
+    detail: str
+
+
+class Sparse(nn.Module):
+    """The embedding collections of the model."""
+
+    def __init__(self, bags: nn.Module, sequences: nn.Module) -> None:
+        super().__init__()
+        self.bags = bags
+        self.history = sequences
+
+
+class Model(nn.Module):
+    """Two collections of TorchRec, and a layer on top of their rows."""
+
+    def __init__(self, sparse: Sparse) -> None:
+        super().__init__()
+        self.sparse = sparse
+        width = sum(table.dim for table in BAGS) + sum(table.dim for table in SEQUENCES)
+        self.over = nn.Linear(width, 1)
+        nn.init.constant_(self.over.weight, 0.125)
+        nn.init.constant_(self.over.bias, 0.0)
+
+    def forward(self, features: Any) -> torch.Tensor:
+        """Sum of all outputs."""
+        pooled = self.sparse.bags(features).values()
+        rows = self.sparse.history(features)
+        sums = [
+            torch.stack(
+                [part.sum(dim=0) for part in torch.split(rows[f"f_{table.name}"].values(), 1)]
+            )
+            for table in SEQUENCES
+        ]
+        return self.over(torch.cat([pooled, *sums], dim=1)).sum()
+
+
+def make_model(device: str) -> Model:
+    """The model, of TorchRec's own classes."""
+    from torchrec import (
+        EmbeddingBagCollection,
+        EmbeddingBagConfig,
+        EmbeddingCollection,
+        EmbeddingConfig,
+    )
+
+    bags = [
+        EmbeddingBagConfig(
+            name=table.name,
+            embedding_dim=table.dim,
+            num_embeddings=table.rows,
+            feature_names=[f"f_{table.name}"],
+        )
+        for table in BAGS
+    ]
+    sequences = [
+        EmbeddingConfig(
+            name=table.name,
+            embedding_dim=table.dim,
+            num_embeddings=table.rows,
+            feature_names=[f"f_{table.name}"],
+        )
+        for table in SEQUENCES
+    ]
+    where = torch.device(device)
+    return Model(
+        Sparse(
+            EmbeddingBagCollection(tables=bags, device=where),
+            EmbeddingCollection(tables=sequences, device=where),
+        )
+    )
+
+
+def make_weights(name: str, rows: int, dim: int) -> torch.Tensor:
+    """Weights of a table, each another number that fp32 holds exactly."""
+    start = len(name) + ord(name[0])
+    return (torch.arange(rows * dim, dtype=torch.float32).reshape(rows, dim) + start) / 1024
+
+
+def make_features(rank: int) -> Any:
+    """What a rank looks up: each sample two rows of each pooled table, and one of each other one."""
+    from torchrec import KeyedJaggedTensor
+
+    names, values, lengths = [], [], []
+    for number, table in enumerate([*BAGS, *SEQUENCES]):
+        lookups = 2 if number < len(BAGS) else 1
+        names.append(f"f_{table.name}")
+        for sample in range(_BATCH):
+            for lookup in range(lookups):
+                values.append((7 * rank + 3 * sample + 5 * lookup + number) % table.rows)
+            lengths.append(lookups)
+    return KeyedJaggedTensor.from_lengths_sync(
+        keys=names, values=torch.tensor(values), lengths=torch.tensor(lengths)
+    )
+
+
+def find_expected() -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses of the ranks, and the weights of the tables after the step, without any sharding.
+
+    TorchRec divides gradients of model-parallel tables by the number of ranks, and averages those of
+    copies.
+    """
+    model = make_model("cpu")
+    weights = dict(model.sparse.named_parameters())
+    with torch.no_grad():
+        for path, weight in weights.items():
+            weight.copy_(make_weights(path.split(".")[-2], *weight.shape))
+    losses = []
+    for rank in range(RANKS):
+        loss = model(make_features(rank))
+        (loss / RANKS).backward()
+        losses.append(float(loss.detach()))
+    after = {}
+    for path, weight in weights.items():
+        assert weight.grad is not None
+        after[path.split(".")[-2]] = (weight - _LEARNING_RATE * weight.grad).detach()
+    return losses, after
+
+
+def run_rank(rank: int, port: int, modules: Any, answer: Any) -> None:
+    """Shard the model by a plan, train a step, and answer with what the rank then has."""
+    os.environ.update(
+        MASTER_ADDR="localhost",
+        MASTER_PORT=str(port),
+        RANK=str(rank),
+        WORLD_SIZE=str(RANKS),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(RANKS),
+    )
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    try:
+        dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+        answer.put((rank, _train(rank, modules)))
+    except Exception as error:  # what TorchRec refuses is an answer, too
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error}".strip()
+        answer.put((rank, f"{text} ({Path(last.filename).name})"))
+    os._exit(0)  # the other rank may wait in a collective for ever
+
+
+def _train(rank: int, modules: Any) -> dict[str, Any]:
+    """Shard the model, train a step, and list what the rank has of each table."""
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+    from torchrec.distributed import DistributedModelParallel
+    from torchrec.distributed.types import ShardingEnv
+    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+    model = make_model("meta")
+    plan = make_sharding_plan(modules)
+    apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": _LEARNING_RATE})
+    sharded = DistributedModelParallel(
+        model,
+        plan=plan,
+        device=torch.device("cpu"),
+        env=ShardingEnv.from_process_group(dist.GroupMember.WORLD),
+    )
+    state = {
+        path.split(".")[-2]: value
+        for path, value in sharded.state_dict().items()
+        if "sparse" in path
+    }
+    sizes = {table.name: (table.rows, table.dim) for table in [*BAGS, *SEQUENCES]}
+    with torch.no_grad():
+        for name, value in state.items():
+            full = make_weights(name, *sizes[name])
+            if isinstance(value, ShardedTensor):
+                for shard in value.local_shards():
+                    shard.tensor.copy_(_cut(full, shard.metadata))
+            else:
+                value.copy_(full)
+    loss = sharded(make_features(rank))
+    loss.backward()
+    _step_copies(sharded)
+    parts: dict[str, list[Any]] = {}
+    layout: dict[str, list[Any]] = {}
+    for name, value in state.items():
+        if not isinstance(value, ShardedTensor):
+            parts[name] = [([0, 0], value.detach().tolist())]
+            continue
+        parts[name] = [
+            (list(shard.metadata.shard_offsets), shard.tensor.detach().tolist())
+            for shard in value.local_shards()
+        ]
+        layout[name] = [
+            {
+                "shard_offsets": list(shard.shard_offsets),
+                "shard_sizes": list(shard.shard_sizes),
+                "placement": str(shard.placement),
+            }
+            for shard in value.metadata().shards_metadata
+        ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # another kernel or load factor is told by a warning
+        read = Plan.from_torchrec(sharded.plan, TABLES, ranks=RANKS)
+    return {
+        "loss": float(loss.detach()),
+        "parts": parts,
+        "layout": layout,
+        "plan": sharded.plan._serialize()["plan"],
+        "read": read.to_json(),
+    }
+
+
+def _step_copies(sharded: nn.Module) -> None:
+    """The step of copied tables: they are dense weights, which no fused optimizer updates."""
+    with torch.no_grad():
+        for path, weight in sharded.named_parameters():
+            if "sparse" in path and weight.grad is not None:
+                weight -= _LEARNING_RATE * weight.grad
+
+
+def _cut(full: torch.Tensor, metadata: Any) -> torch.Tensor:
+    """The part of a table that a shard has."""
+    row, column = metadata.shard_offsets
+    rows, columns = metadata.shard_sizes
+    return full[row : row + rows, column : column + columns]
+
+
+def run_ranks(modules: Any, port: int) -> list[Any]:
+    """What each rank answers; a text is an error, and None no answer in time."""
+    context = torch.multiprocessing.get_context("spawn")
+    answer = context.SimpleQueue()
+    ranks = [
+        context.Process(target=run_rank, args=(rank, port, modules, answer))
+        for rank in range(RANKS)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(_PATIENCE)
+    answers: list[Any] = [None] * RANKS
+    while not answer.empty():
+        rank, value = answer.get()
+        answers[rank] = value
+    for process in ranks:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return answers
+
+
+def check_plan(name: str, plan: Plan, port: int, kept: dict[str, Any]) -> Iterator[Check]:
+    """A plan of perfkit in TorchRec's sharded model, and back."""
+    modules = plan.to_torchrec(TABLES, ranks_per_node=RANKS, device="cpu")
+    answers = run_ranks(modules, port)
+    for rank, answer in enumerate(answers):
+        if not isinstance(answer, dict):
+            yield Check(f"{name}: trained on rank {rank}", False, str(answer))
+            return
+    losses, after = find_expected()
+    difference = max(
+        abs(answer["loss"] - loss) for answer, loss in zip(answers, losses, strict=True)
+    )
+    yield Check(f"{name}: losses of both ranks", difference < 1e-4, f"off by {difference:.1e}")
+    off = 0.0
+    numbers = 0
+    for answer in answers:
+        for table, parts in answer["parts"].items():
+            for (row, column), values in parts:
+                part = torch.tensor(values)
+                rows, columns = part.shape
+                expected = after[table][row : row + rows, column : column + columns]
+                off = max(off, float((part - expected).abs().max()))
+                numbers += part.numel()
+    yield Check(f"{name}: {numbers} weights after a step", off < 1e-4, f"off by {off:.1e}")
+    shards = {
+        name: entry["shards"]
+        for entries in modules.values()
+        for name, entry in entries.items()
+        if "shards" in entry
+    }
+    yield Check(
+        f"{name}: {sum(map(len, shards.values()))} shards that ranks hold",
+        all(answer["layout"] == shards for answer in answers),
+        "offsets, sizes, ranks",
+    )
+    exact = all(Plan.from_json(answer["read"]) == plan for answer in answers)
+    yield Check(f"{name}: plan of the sharded model read back", exact, "equal, kernels too")
+    serialized = answers[0]["plan"]
+    plain = {
+        module: {
+            table: {key: value for key, value in entry.items() if key != "cache_params"}
+            for table, entry in entries.items()
+        }
+        for module, entries in modules.items()
+    }
+    yield Check(f"{name}: JSON of TorchRec and of perfkit", serialized == plain, "equal")
+    kept["plans"][name] = {"plan": json.loads(plan.to_json()), "torchrec": modules}
+
+
+def check_refusal(refusal: Refusal, port: int, kept: dict[str, Any]) -> Iterator[Check]:
+    """A placement that TorchRec refuses or takes in another way."""
+    modules = Plan.round_robin(len(TABLES), ranks=RANKS).to_torchrec(
+        TABLES, ranks_per_node=RANKS, device="cpu"
+    )
+    for entries in modules.values():
+        if refusal.table in entries:
+            entries[refusal.table] = dict(refusal.entry)
+    answers = run_ranks(modules, port)
+    errors = [answer for answer in answers if isinstance(answer, str)]
+    first = [error for error in errors if "gloo" not in error] or errors
+    said = "takes it"
+    if first:
+        said = f"stops: {first[0].splitlines()[0][:100]}"
+    elif isinstance(answers[0], dict):
+        told = refusal.entry["shards"][0]["placement"]
+        has = [
+            rank
+            for rank, answer in enumerate(answers)
+            if answer["parts"][refusal.table][0][0] == [0, 0]
+        ]
+        said = f"takes it, and rank {has} has what the plan puts on {told}"
+    yield Check(
+        f"refused: {refusal.name}", refusal.message in refuse_first(refusal), f"TorchRec {said}"
+    )
+    kept["refusals"][refusal.name] = "refused" if first else said
+
+
+def check_path(port: int) -> Iterator[Check]:
+    """A path that the model lacks."""
+    plan = Plan.round_robin(len(TABLES), ranks=RANKS)
+    modules = plan.to_torchrec(TABLES, module="nowhere", device="cpu")
+    answers = run_ranks(modules, port)
+    copied = all(isinstance(answer, dict) and not answer["layout"] for answer in answers)
+    yield Check("a path that the model lacks", copied, "TorchRec copies all tables, without a word")
+
+
+def make_large_model() -> Any:
+    """A collection of tables as large models have, without memory."""
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+
+    rows = (40_000_000, 10_000_000, 4_000_000, 1_000_000, 200_000, 50_000, 3_000, 500)
+    dims = (128, 64, 256, 128, 64, 512, 32, 16)
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t{number}", embedding_dim=dim, num_embeddings=count, feature_names=[f"f{number}"]
+        )
+        for number, (count, dim) in enumerate(zip(rows, dims, strict=True))
+    ]
+    model = nn.Module()
+    model.ebc = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+    return model
+
+
+def plan_by_torchrec(model: Any, constraints: Any = None) -> tuple[Any, str]:
+    """The plan of TorchRec's planner for eight H100, and what it prints."""
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+
+    topology = Topology(world_size=8, compute_device="cuda", local_world_size=8, hbm_cap=80 * 10**9)
+    planner = EmbeddingShardingPlanner(
+        topology=topology, constraints=constraints, batch_size=8192, debug=True
+    )
+    printed = io.StringIO()
+    handler = logging.StreamHandler(printed)
+    logger = logging.getLogger("torchrec.distributed.planner.stats")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    with contextlib.redirect_stdout(printed):
+        plan = planner.plan(model, [EmbeddingBagCollectionSharder()])
+    logger.removeHandler(handler)
+    return plan, printed.getvalue()
+
+
+def check_planner(kept: dict[str, Any]) -> Iterator[Check]:
+    """Plans of TorchRec's planner: its own, and one under the constraints of a plan of perfkit."""
+    model = make_large_model()
+    tables = pk.read_tables(model, batch=65_536)
+    theirs, printed = plan_by_torchrec(model)
+    plan = Plan.from_torchrec(theirs, tables, ranks=8)
+    serialized = theirs._serialize()["plan"]
+    written = plan.to_torchrec(tables, ranks_per_node=8)
+    yield Check(
+        "TorchRec's planner: its plan read and written", written == serialized, "equal JSON"
+    )
+    yield Check("TorchRec's planner: its printed plan", pk.read_plan(printed) == plan, "equal")
+    judged = pk.judge_plan(tables, "h100-sxm-8", theirs, ranks=8, steps=2000)
+    yield Check(
+        "TorchRec's planner: its plan judged", judged.best.time <= judged.yours.time, str(judged)
+    )
+    found = judged.found
+    constraints = found.plan.to_torchrec_constraints(tables)
+    constrained, _ = plan_by_torchrec(model, make_constraints(constraints))
+    kept["constraints"] = constraints
+    again = Plan.from_torchrec(constrained, tables, ranks=8)
+    kinds = [placement.kind for placement in again.placements]
+    yield Check(
+        "TorchRec's planner under perfkit's constraints",
+        kinds == [placement.kind for placement in found.plan.placements],
+        ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)),
+    )
+    kept["planner"] = {"torchrec": serialized, "plan": json.loads(plan.to_json())}
+
+
+def read_model(kept: dict[str, Any]) -> Iterator[Check]:
+    """Tables of the model, as `perfkit.read_tables` reads them."""
+    read = pk.read_tables(make_model("meta"), batch=4096)
+    wanted = [(table.name, table.rows, table.dim, table.module) for table in TABLES]
+    has = [(table.name, table.rows, table.dim, table.module) for table in read.tables]
+    yield Check("tables of the model", has == wanted, f"{len(has)} of {len(wanted)} tables")
+
+
+def list_checks(kept: dict[str, Any]) -> Iterator[Check]:
+    """All checks, in order."""
+    port = 29_611 + os.getpid() % 2000
+    yield from read_model(kept)
+    for name, plan in list_plans().items():
+        port += 1
+        yield from check_plan(name, plan, port, kept)
+    for refusal in REFUSALS:
+        port += 1
+        yield from check_refusal(refusal, port, kept)
+    yield from check_path(port + 1)
+    yield from check_planner(kept)
+
+
+def main() -> int:
+    """Run all checks, print them, and compare what is kept."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[1])
+    parser.add_argument("--keep", action="store_true", help="write the kept answers again")
+    options = parser.parse_args()
+    names = ("torchrec", "torch", "fbgemm-gpu-cpu")
+    answers: dict[str, Any] = {
+        "versions": {name: version(name).partition("+")[0] for name in names},
+        "plans": {},
+        "refusals": {},
+    }
+    rows = []
+    wrong = 0
+    for check in list_checks(answers):
+        rows.append([check.name, "yes" if check.is_right else "NO", check.detail])
+        wrong += not check.is_right
+        print(*rows[-1], sep=" | ", flush=True)
+    text = json.dumps(answers, indent=1) + "\n"
+    if options.keep:
+        KEPT.write_text(text)
+    kept = KEPT.is_file() and KEPT.read_text() == text
+    rows.append([f"answers kept in {KEPT.name}", "yes" if kept else "NO", "equal"])
+    wrong += not kept
+    print(format_table([["what", "right", "detail"], *rows]))
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
