@@ -16,6 +16,8 @@ from perfkit.workloads.tables import EmbeddingTable, TableSet
 from tests import samples
 from tests.planner_logs import LAYOUTS, TABLES, PrintedTable, write_statistics
 
+pytestmark = pytest.mark.filterwarnings("ignore:shards of columns of")
+
 ALL = (0, 1, 2, 3)
 OWNERS = (
     Placement("row_wise", ALL),
