@@ -21,6 +21,7 @@ from torch import nn  # noqa: E402
 from torch._dynamo.eval_frame import TorchPatcher  # noqa: E402
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks  # noqa: E402
 
+from perfkit.platform.estimates import keep_quiet  # noqa: E402
 from perfkit.prediction.predictor import predict  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 
@@ -904,6 +905,35 @@ def test_large_tables_are_named(rows: int, ranks: int, words: list[str]) -> None
         graph = capture(model, torch.zeros(4, dtype=torch.long), ranks=ranks)
     for word, note in zip(words, graph.notes, strict=True):
         assert word in note
+
+
+@pytest.mark.parametrize(("rows", "sparse"), [(600_000, False), (600_000, True), (1_000, False)])
+def test_large_tables_of_a_step_that_was_written_by_hand_are_named(rows: int, sparse: bool) -> None:
+    def make_step() -> Callable[[], None]:
+        tables = [nn.EmbeddingBag(rows, 8, mode="sum", sparse=sparse) for _ in range(2)]
+        weights = [table.weight for table in tables]
+        optimizer = torch.optim.SGD(weights) if sparse else torch.optim.AdamW(weights)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            bags = [table(torch.zeros(4, 2, dtype=torch.long)).sum() for table in tables]
+            (bags[0] + bags[1]).backward()
+            optimizer.step()
+
+        return step
+
+    is_named = rows > 1_000 and not sparse
+    with pytest.warns(UserWarning) if is_named else warnings.catch_warnings():
+        graph = capture(make_step)
+    assert graph.updated_by == ("sgd" if sparse else "adamw")
+    if not is_named:
+        assert graph.notes == ()
+        return
+    [note] = graph.notes
+    assert "tables of 10 M weights get dense gradients and an update of every row by adamw" in note
+    assert "pk.DLRM(embedding='exact') or pk.shard" in note
+    with keep_quiet():
+        assert ", adamw, eager: " in predict(graph, "h100-sxm-8").headline()
 
 
 def test_an_empty_graph_is_not_predicted() -> None:

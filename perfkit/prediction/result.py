@@ -580,7 +580,9 @@ class Prediction(Tabular):
         dtype = self.workload.dtype
         if getattr(self.workload, "mixed", False):
             dtype += f" {self.stack.mixed}"
-        optimizer = getattr(self.workload, "optimizer", "")
+        optimizer = getattr(self.workload, "optimizer", "") or getattr(
+            self.workload, "updated_by", ""
+        )
         words = [self.about, dtype, optimizer, self.execution]
         attention = list_attention(self._timeline.rank_timelines[0].graph, self.platform)
         if attention:

@@ -97,7 +97,7 @@ FOREIGN_CODE = (
 )
 DENSE_TABLES = (
     "embedding tables of {0} weights get dense gradients and an update of every row by {1}; fused tables, as in "
-    "TorchRec, update only the rows in use: pk.DLRM(fused=True) or pk.shard"
+    "TorchRec, update only the rows in use: pk.DLRM(embedding='exact') or pk.shard"
 )
 COPIED_TABLES = (
     "DistributedDataParallel copies embedding tables of {0} weights to each of the {1} ranks, and averages their "
@@ -450,6 +450,24 @@ def _describe_tables(module: nn.Module, optimizer: str, ranks: int) -> list[str]
     return notes
 
 
+def _describe_dense_gradients(graph: Graph) -> list[str]:
+    """What to say of large embedding tables in a step that its user wrote, from the gradients that it
+    computes."""
+    weights: dict[tuple[str, float], float] = {}  # by module and table
+    rows = 0.0
+    for position, label in enumerate(graph.labels):
+        if label.kind != "embedding_backward" or label.variant not in ("dense", "dense_rows"):
+            continue
+        table = (label.module, float(graph.features.table[position]))
+        if table not in weights:
+            of_table = float(graph.features.rows[position])
+            weights[table] = of_table * float(graph.features.dim[position])
+            rows += of_table
+    if rows < MANY_ROWS or not graph.updated_by:
+        return []
+    return [DENSE_TABLES.format(f"{sum(weights.values()) / 1e6:,.0f} M", graph.updated_by)]
+
+
 def _train(
     model: Any,
     inputs: Any,
@@ -574,7 +592,8 @@ def capture(
     """
     check_choice("amp", "bf16" if amp is None else amp, ("bf16", "fp16"))
     of_tables: list[str] = []
-    if inputs is not None:
+    is_trained_here = inputs is not None
+    if is_trained_here:
         find_optimizer(optimizer, dense=True)
         make_step = _find_model(make_step)
         name = name or getattr(make_step, "__name__", type(make_step).__name__)
@@ -615,6 +634,9 @@ def capture(
         recorder.on = False
         recorder.exchanges.end_backward()
         graph = recorder.graph(name, family, ranks)  # before tensors are released
+        graph = replace(graph, updated_by=", ".join(recorder.optimizer_names))
+        if not is_trained_here:
+            of_tables += _describe_dense_gradients(graph)
         notes = [*graph.notes, *of_tables]
         if not len(graph):
             notes.append(EMPTY)
@@ -1010,6 +1032,7 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         recorder.trail.steps += 1
         if recorder.on:
             recorder.optimizers.add(id(optimizer))
+            recorder.optimizer_names[type(optimizer).__name__.lower()] = None
             recorder.check_weights(_list_weights(optimizer))
         # the optimizer is compiled too
         if compiler.merges and is_called_by_compiled_code():

@@ -219,6 +219,8 @@ class Graph(Tabular):
     optimizer : str
         What updates the rows of tables that no other operation touches, a key of
         `perfkit.models.optimizers.OPTIMIZERS`; empty if nothing does, or if it was captured.
+    updated_by : str
+        Optimizers that updated the weights of a captured step, as ``adamw``; empty if it was built.
     algorithms : mapping of int to str
         Algorithm of the collectives of a communicator, by its number, where its ranks fill several
         nodes; the library chooses all others.
@@ -252,6 +254,7 @@ class Graph(Tabular):
     execution: str = "eager"
     device: str = ""
     optimizer: str = ""
+    updated_by: str = ""
     algorithms: Mapping[int, str] = field(default_factory=dict)
     untouched: float = 0.0
 
