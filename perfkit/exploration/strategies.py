@@ -904,6 +904,8 @@ def _place_all(model: DLRM, round_robin: Plan, kind: PlacementKind, ranks_per_no
         placement = Placement.example(
             kind, ranks=round_robin.ranks, ranks_per_node=ranks_per_node, number=number
         )
+        if table.host_bytes and kind.is_copied:  # gradients of copies are averaged on the device
+            continue
         with suppress(ValueError):  # too few rows, or columns that do not divide
             placement.cut(table)
             owners[number] = placement

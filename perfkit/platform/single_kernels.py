@@ -130,6 +130,12 @@ def estimate_lookups(machine: Machine, tables: Sequence[Any], *, batch: int) -> 
         or not all(hasattr(t, "distribution") for t in tables)
     ):
         raise ValueError(f"tables is {show(tables)}; pass at least one embedding table")
+    for table in tables:
+        if getattr(table, "host_bytes", 0):
+            raise ValueError(
+                f"kernel of a table is {table.kernel!r}; the kernel of EmbeddingBag reads device memory "
+                "alone; predict a DLRM with embedding='exact' instead, or take kernel='fused'"
+            )
     model = find_lone_model(machine, "embedding_forward", "_embedding_bag", "fp32")
     sizes = _size_lookups(machine, model, tables, batch)
     return _estimate(machine, f"lookup in {len(tables)} tables, batch {batch},", model, sizes)

@@ -45,6 +45,7 @@ from perfkit.prediction.uncertainty import (
     list_notes,
     spread_host,
 )
+from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import STAGE_HOST
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.stack import (
@@ -433,6 +434,12 @@ def _advise(
         from perfkit.prediction.next_steps import advise_transformer
 
         return advise_transformer(workload, platform, strategy, ranks, execution, stack)
+    if isinstance(workload, DLRM) and platform.device.kind != "cpu":
+        on_host = "kernel='uvm_caching' for large tables"
+        if workload.embedding == "separate":
+            on_host += " with embedding='exact'"
+        if not all(table.host_bytes for table in workload.tables):
+            savings = (*savings, on_host)
     less = ", ".join((*savings, "more ranks", "a smaller batch or a device with more memory"))
     return f"take {less}"
 
