@@ -160,7 +160,7 @@ def test_tables_in_host_memory_fit_where_others_do_not() -> None:
     """Five tables of 20 GB on one rank of 80 GB: a fifth of each lies there; the error says so."""
     tables = [pk.EmbeddingTable(40_000_000, 128, name=f"t{number}") for number in range(5)]
     given: dict[str, Any] = {"batch": 1024, "embedding": "fused"}
-    with pytest.raises(ValueError, match="host memory by kernel='uvm_caching'"):
+    with pytest.raises(ValueError, match="host memory: kernel='uvm_caching'"):
         pk.shard(pk.TableSet(tables, **given), "h100-sxm-8", ranks=1, steps=1)
     cached = [
         pk.EmbeddingTable(40_000_000, 128, name=table.name, kernel="uvm_caching")
@@ -180,3 +180,64 @@ def test_published_times_are_within_their_bar(shared_data: Path) -> None:
     fitted = [row["case"] for row in cases if row["case"].is_fitted]
     for name, value in benchmark.fit_fbgemm(fitted).items():
         assert value == pytest.approx(getattr(host_tables, name), rel=0.3), name
+
+
+GIVEN: dict[str, Any] = {"batch": 1024, "embedding": "fused"}
+
+
+def test_a_search_puts_tables_into_host_memory_only_as_far_as_needed() -> None:
+    """Three tables of 41 GB on a rank of 80 GB: a cache of one of them frees 33 GB, which leaves
+    49 + 41 GB, so two must go; those with fewer lookups go first."""
+    tables = [
+        pk.EmbeddingTable(80_000_000, 128, pooling, name=f"t{pooling}") for pooling in (30, 1, 2)
+    ]
+    given: dict[str, Any] = {"ranks": 1, "steps": 1, "kernels": ("fused", "uvm_caching")}
+    result = pk.shard(pk.TableSet(tables, **GIVEN), "h100-sxm-8", **given)
+    assert result.kernels == {"t30": "fused", "t1": "uvm_caching", "t2": "uvm_caching"}
+    assert result.warnings[0].startswith("device memory is too small: 2 of 3 tables")
+    assert result.prediction.fits
+    few = pk.shard(pk.TableSet(tables[:1], **GIVEN), "h100-sxm-8", **given)
+    assert few.kernels == {"t30": "fused"}
+    assert few.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("kernels", "message"),
+    [
+        (("uvm_caching",), "without 'fused'"),
+        (("fused", "key_value"), "no published time of lookups from an SSD"),
+        (("fused", "hbm"), "kernels is 'hbm'; known are"),
+        ("fused", "it must be a sequence"),
+    ],
+)
+def test_kernels_of_a_search_are_checked(kernels: Any, message: str) -> None:
+    tables = pk.TableSet([pk.EmbeddingTable(1000, 128)], **GIVEN)
+    with pytest.raises(ValueError, match=message):
+        pk.shard(tables, "h100-sxm-8", ranks=1, steps=1, kernels=kernels)
+
+
+def test_a_host_that_is_too_small_is_named() -> None:
+    """A rank of eight has 250 GB of its host: 500 million rows of 512 B take 256 GB, and half of
+    them 128 GB."""
+    for rows, warned in ((500_000_000, 1), (250_000_000, 0)):
+        table = pk.EmbeddingTable(rows, 128, kernel="uvm_caching", load_factor=0.1)
+        price = pk.price_plan(
+            pk.TableSet([table], **GIVEN), "h100-sxm-8", pk.Plan.round_robin(1, ranks=8)
+        )
+        assert len(price.warnings) == warned
+        if warned:
+            assert "256 GB of the 250 GB" in price.warnings[0]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_advice_names_host_memory_where_tables_do_not_fit() -> None:
+    large = make(rows=[300_000_000])
+    assert "kernel='uvm_caching'" in " ".join(pk.predict(large, "h100-sxm-8").warnings)
+    cached = pk.predict(make(rows=[300_000_000], kernel="uvm_caching"), "h100-sxm-8")
+    assert "uvm_caching" not in " ".join(cached.warnings)
+
+
+def test_lookups_of_bags_refuse_host_memory() -> None:
+    table = pk.EmbeddingTable(1000, 16, kernel="uvm")
+    with pytest.raises(ValueError, match="EmbeddingBag reads device memory alone"):
+        pk.load_platform("h100-sxm-8").lookup([table], batch=64)

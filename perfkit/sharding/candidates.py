@@ -377,7 +377,10 @@ def _advise_host(problem: Problem) -> str:
         return ""
     if all(table.host_bytes for table in costs.workload.tables):
         return ""
-    return ", or put large tables into host memory by kernel='uvm_caching'"
+    return (
+        ", or put large tables into host memory: kernel='uvm_caching', or kernels=('fused', "
+        "'uvm_caching') of pk.shard"
+    )
 
 
 def _name_units(problem: Problem) -> list[str]:

@@ -29,6 +29,7 @@ from perfkit.workloads.sizes import alter
 from perfkit.workloads.tables import (
     EmbeddingTable,
     TableSet,
+    keep_hottest,
     put_on_device,
     share_lookups,
     take_part,
@@ -498,7 +499,10 @@ class Costs:
             # where all lookups go to one row, the other shards have next to none
             lookups = max(share_lookups(table, parts, first=with_hot_row), _FEWEST_LOOKUPS)
             rows = -(-table.rows // parts)
-            shards.append(take_part(table, rows=rows, pooling=float(lookups)))
+            part = take_part(table, rows=rows, pooling=float(lookups))
+            if with_hot_row:
+                part = keep_hottest(part, table)
+            shards.append(part)
         return DividedTables(shards, batch, copied=False, cache_scale=ranks / parts)
 
     def _time(self, divided: DividedTables) -> TableTimes:

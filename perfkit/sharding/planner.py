@@ -28,6 +28,7 @@ from perfkit.sharding.constraints import (
     read_constraints,
     read_min_columns,
 )
+from perfkit.sharding.kernels import choose_kernels, read_kernels
 from perfkit.sharding.problem import DEVICE_RESOURCES, Constraints, Problem
 from perfkit.sharding.result import PlanPrice, ShardingResult, price_checked_plan
 from perfkit.sharding.search import Assignment, Progress, State, search_assignment
@@ -35,6 +36,7 @@ from perfkit.sharding.setup import set_up
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KIND_OF_NAME, KINDS, PLACEMENT_KINDS, WHOLE
+from perfkit.workloads.table_kernels import FUSED
 from perfkit.workloads.tables import EmbeddingTable, TableSet, name_tables
 
 #: Sort key of each rule of thumb: the largest table is placed first, and the sums of keys are
@@ -182,6 +184,7 @@ def shard(
     forbid: Any = (),
     min_columns: Any = MIN_COLUMNS,
     inputs: str = "local",
+    kernels: Sequence[str] = (FUSED.name,),
     progress: Callable[[float, float], None] | None = None,
 ) -> ShardingResult:
     """Search for the placement of embedding tables with the shortest iteration.
@@ -227,6 +230,10 @@ def shard(
     inputs : str, optional
         ``local`` if the data loader of a rank reads the indices of its own tables, ``exchanged`` if
         an all_to_all brings them at the start of the iteration.
+    kernels : sequence of str, optional
+        Where tables may lie that say nothing else (`EmbeddingTable.kernel`): with ``("fused",
+        "uvm_caching")`` the search puts tables into host memory where device memory is too small,
+        those first that free most bytes for the time that they add; `warnings` name them.
     progress : callable, optional
         ``progress(done, time)`` gets the share of the work that is done and the best time so far
         [s].
@@ -279,7 +286,31 @@ def shard(
     >>> result.gap < 0.05
     True
     """
+    beyond_device = read_kernels(kernels)
     problem = set_up(workload, platform, ranks, memory, objective, inputs)
+    if beyond_device:
+
+        def search(changed: DLRM | TableSet) -> ShardingResult:
+            """The same search with tables of other kernels."""
+            return shard(
+                changed,
+                platform,
+                ranks=ranks,
+                memory=memory,
+                objective=objective,
+                seconds=seconds,
+                steps=steps,
+                seed=seed,
+                pin=pin,
+                together=together,
+                apart=apart,
+                forbid=forbid,
+                min_columns=min_columns,
+                inputs=inputs,
+                progress=progress,
+            )
+
+        return choose_kernels(problem, beyond_device, search)
     budget = _Budget(
         check_positive("seconds", seconds),
         None if steps is None else int(check_positive("steps", steps, integer=True)),

@@ -10,7 +10,9 @@ import polars
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import Array, check_choice, check_type, format_bytes, format_time
+from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.estimates import check_time, find_interval
+from perfkit.platform.host_memory import find_host_share
 from perfkit.sharding.costs import DEVICE_SECONDS, MEMORY, SECONDS, Cost, Costs
 from perfkit.sharding.problem import MESSAGES, Problem, Resource, TimeParts
 from perfkit.workloads.placement import Plan, Shard
@@ -108,7 +110,8 @@ class PlanPrice(Tabular):
     spread : float
         Standard deviation of the logarithm of the time [-].
     warnings : tuple of str
-        Tables whose shards have fewer columns than they should.
+        Tables whose shards have fewer columns than they should, and a host that is too small for the
+        tables of a rank.
     """
 
     report_title = "Time and memory of a plan"
@@ -148,6 +151,12 @@ class PlanPrice(Tabular):
             Ends of the range [s].
         """
         return find_interval(self.time, self.spread, level)
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """Kernel of each table, by name: where its rows lie, see `EmbeddingTable.kernel`."""
+        tables = self._problem.costs.workload.tables
+        return {name: table.kernel for name, table in zip(name_tables(tables), tables, strict=True)}
 
     @property
     def loads(self) -> Array:
@@ -387,6 +396,32 @@ def _note_narrow_shards(problem: Problem, plan: Plan) -> tuple[str, ...]:
     return (text,)
 
 
+def _note_full_host(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """The rank whose tables in host memory need more than its share of that, in words."""
+    workload = problem.costs.workload
+    tables = workload.tables
+    if not any(table.host_bytes for table in tables):
+        return ()
+    copies = 1 + find_optimizer(workload.optimizer).states
+    of_rank = np.zeros(plan.ranks)
+    for number, placement in enumerate(plan.placements):
+        table = tables[number]
+        if not table.host_bytes:
+            continue
+        for shard in placement.cut(table, number):
+            nbytes = shard.rows * shard.columns * table.itemsize
+            of_rank[shard.rank] += copies * nbytes
+    share = find_host_share(problem.costs.platform, plan.ranks)
+    fullest = int(np.argmax(of_rank))
+    if of_rank[fullest] <= share:
+        return ()
+    return (
+        f"tables and states of rank {fullest} in host memory need {format_bytes(of_rank[fullest])} of the "
+        f"{format_bytes(share)} that a rank has of its host; take more ranks, fewer tables there, or "
+        "state a host with more memory by .with_host_memory(capacity=...)",
+    )
+
+
 def price_checked_plan(problem: Problem, plan: Plan) -> PlanPrice:
     """Price a plan that fits the problem."""
     plan_costs = price_placements(problem.costs, plan)
@@ -411,7 +446,7 @@ def price_checked_plan(problem: Problem, plan: Plan) -> PlanPrice:
         problem,
         plan_costs,
         parts,
-        _note_narrow_shards(problem, plan),
+        _note_narrow_shards(problem, plan) + _note_full_host(problem, plan),
     )
 
 
@@ -477,6 +512,11 @@ class ShardingResult(Tabular):
     interrupted: bool
     baselines: Mapping[str, PlanPrice | None] = field(repr=False)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """Kernel of each table, by name: where its rows lie, see `EmbeddingTable.kernel`."""
+        return self.prediction.kernels
 
     @property
     def gap(self) -> float:

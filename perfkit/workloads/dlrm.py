@@ -36,7 +36,7 @@ from perfkit.workloads.sizes import check_ranks, check_size
 from perfkit.workloads.stand_ins import StandIns
 from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
 from perfkit.workloads.table_kernels import FUSED
-from perfkit.workloads.tables import EmbeddingTable, share_lookups
+from perfkit.workloads.tables import EmbeddingTable, keep_hottest, share_lookups
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
 
 #: Most layers of an MLP, and most tables of a model [-]; so many tables take some ten seconds.
@@ -757,7 +757,10 @@ def _cut_rows(
         rows, is_first = max(shard.rows, 1), shard.first_row == 0
         if (rows, is_first) not in parts:
             pooling = share_lookups(table, len(placement.ranks), first=is_first)
-            parts[rows, is_first] = replace(table, rows=rows, pooling=pooling)
+            part = replace(table, rows=rows, pooling=pooling)
+            if is_first:
+                part = keep_hottest(part, table)
+            parts[rows, is_first] = part
         yield shard.rank, parts[rows, is_first]
 
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any, ClassVar
 
@@ -390,6 +390,32 @@ def share_lookups(table: EmbeddingTable, parts: int, *, first: bool) -> float:
     """
     hottest = float(table.distribution.buckets()[0].max())
     return table.pooling * ((1 - hottest) / parts + hottest * first)
+
+
+def keep_hottest(part: EmbeddingTable, whole: EmbeddingTable) -> EmbeddingTable:
+    """A part of the rows with the most popular one, whose law says so where this row decides.
+
+    Lookups of this row come on top of a share of all others. Where rows lie in host memory, a cache
+    or the link serves them again and again, and they cost next to nothing.
+
+    Parameters
+    ----------
+    part : EmbeddingTable
+        A part of the rows.
+    whole : EmbeddingTable
+        The whole table.
+
+    Returns
+    -------
+    part : EmbeddingTable
+        The same one if it lies in device memory, or if its law is known in full.
+    """
+    has_law = whole.law is not None or not whole.exponent
+    if not part.host_bytes or has_law or part.rows < 2:
+        return part
+    hottest = float(whole.distribution.buckets()[0].max()) * whole.pooling / part.pooling
+    law = Zipf(part.rows, part.exponent, heavy_hitters=(min(hottest, 1.0),))
+    return replace(part, law=law)
 
 
 def list_laws(
