@@ -409,11 +409,15 @@ class _Outcome(NamedTuple):
 def _prepare(problem: Problem) -> _Prepared:
     """Bound a problem and list its candidates."""
     bound = find_lower_bound(problem, list_floors(problem))
-    # candidates that rarely help are tried where the bound uses them
+    # Candidates that rarely help are tried where the bound uses them. Split rows also help tables in
+    # host memory, where one link would carry all of a table.
+    beyond_device = _find_units_beyond_device(problem)
     helpful = {}
     for kind in PLACEMENT_KINDS:
         if kind.reduction is not None:
             helpful[kind.name] = bound.kinds == kind.name
+        if kind.splits_rows:
+            helpful[kind.name] |= beyond_device
     candidates = list_candidates(problem, helpful)
     bases = relax(problem, candidates)
     kinds_of_bound = candidates.choose_kinds(bound.kinds)
@@ -422,6 +426,15 @@ def _prepare(problem: Problem) -> _Prepared:
     else:
         bases.append(kinds_of_bound)
     return _Prepared(problem, bound.time, bases, State(problem, candidates))
+
+
+def _find_units_beyond_device(problem: Problem) -> np.ndarray:
+    """Which units have a table in host memory."""
+    tables = problem.costs.workload.tables
+    unit_of_table = problem.constraints.unit_of_table
+    is_beyond = np.zeros(int(unit_of_table.max()) + 1, dtype=bool)
+    is_beyond[unit_of_table[[table.host_bytes > 0 for table in tables]]] = True
+    return is_beyond
 
 
 @dataclass
