@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.prediction.result import Prediction
     from perfkit.readers.printed_plans import read_plan
     from perfkit.readers.table_configs import read_tables
+    from perfkit.readers.torchrec_models import read_parameter_constraints
     from perfkit.recording.steps import capture
     from perfkit.reports.page import report
     from perfkit.sharding.judging import PlanJudgement, judge_plan
@@ -90,6 +91,7 @@ _HOME = {
     "Prediction": "perfkit.prediction.result",
     "read_plan": "perfkit.readers.printed_plans",
     "read_tables": "perfkit.readers.table_configs",
+    "read_parameter_constraints": "perfkit.readers.torchrec_models",
     "capture": "perfkit.recording.steps",
     "report": "perfkit.reports.page",
     "PlanJudgement": "perfkit.sharding.judging",

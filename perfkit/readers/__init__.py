@@ -11,10 +11,10 @@ Read in this order; each format is told alone:
    `trace_names` holds the names that PyTorch has changed, `trace_text` parses the file.
 3. `execution_trace`: `read_execution` gives an `ExecutionTrace`, operations with all operands, and
    `join_traces` finds the events of a `TraceFile` that they belong to.
-4. `table_configs`: `read_tables` gives a `TableSet` of embedding tables, from frames and files;
-   `tbe_configs` reads those of FBGEMM, `index_arrays` recorded indices (`IndexStatistics`).
-   `planner_statistics` finds what TorchRec's planner prints, of which `printed_plans` makes tables and
-   a plan (`read_plan`); `torchrec_tables` says what perfkit makes of a table of TorchRec;
-   `plans` finds a plan in each form.
+4. `table_configs`: `read_tables` gives a `TableSet` of embedding tables, from frames, files and
+   objects; `tbe_configs` reads those of FBGEMM, `index_arrays` recorded indices
+   (`IndexStatistics`). `torchrec_models` finds tables in objects of TorchRec, and `torchrec_tables`
+   says their fields in perfkit's words. `planner_statistics` finds what TorchRec's planner prints,
+   of which `printed_plans` makes tables and a plan (`read_plan`); `plans` finds a plan in each form.
 5. `kernel_database`: `read_gemms`, `read_collectives` and others give frames of measured kernels.
 """

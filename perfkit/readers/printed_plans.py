@@ -16,8 +16,14 @@ from perfkit.readers.planner_statistics import (
     is_list_of_lines,
     read_planner_statistics,
 )
-from perfkit.readers.torchrec_tables import TorchrecTable, find_kernel, make_tables
+from perfkit.readers.torchrec_tables import (
+    TorchrecTable,
+    check_number_sizes,
+    find_kernel,
+    list_notes,
+)
 from perfkit.workloads.placement import MOST_RANKS, Plan
+from perfkit.workloads.table_kernels import TABLE_KERNELS
 from perfkit.workloads.tables import EmbeddingTable, TableSet, list_tables
 
 _COLUMN_WISE = ("column_wise", "table_column_wise")
@@ -70,28 +76,29 @@ def list_tables_of(
         module, _, name = table.path.rpartition(".")
         size = sizes.get(table.kernel or "", itemsize or 4)
         _check_storage(table, size)
-        found.append(
-            TorchrecTable(
-                place=table.place,
+        features = table.features or 1
+        kernel = find_kernel(table.kernel)
+        with reading(table.place, "change the table"):
+            made = EmbeddingTable(
+                table.rows or 0,
+                table.dim or 0,
+                pooling=float(features) if table.lookups is None else table.lookups,
+                itemsize=size,
                 name=name,
                 module=module,
-                rows=table.rows or 0,
-                dim=table.dim or 0,
-                itemsize=size,
-                lookups=table.lookups,
-                features=table.features,
-                is_pooled=table.is_pooled,
-                is_weighted=table.is_weighted,
-                kernel=table.kernel,
-                load_factor=table.load_factor,
+                kernel=kernel,
+                load_factor=table.load_factor if TABLE_KERNELS[kernel].has_cache else None,
+                weighted=bool(table.is_weighted),
             )
-        )
+        has_lookups = table.lookups is not None
+        found.append(TorchrecTable(made, has_lookups, features, table.is_pooled, table.kernel))
     if all(table.lookups == (table.features or 1) for table in printed):
         notes.append(
             "each feature has 1 lookup a sample, which TorchRec takes without ParameterConstraints"
         )
-    tables, more_notes = make_tables(found)
-    return tables, notes + more_notes
+    tables = [one.table for one in found]
+    check_number_sizes(origin, tables)
+    return tables, notes + list_notes(found)
 
 
 def _find_itemsizes(statistics: PlannerStatistics) -> dict[str, int]:

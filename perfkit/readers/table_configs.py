@@ -38,10 +38,26 @@ from perfkit.readers.planner_statistics import (
 )
 from perfkit.readers.printed_plans import list_tables_of
 from perfkit.readers.tbe_configs import parse_tbe_config
-from perfkit.readers.torchrec_tables import warn_of
+from perfkit.readers.torchrec_models import explain_object, find_configs, list_constraints
+from perfkit.readers.torchrec_tables import (
+    TorchrecTable,
+    check_number_sizes,
+    is_torchrec,
+    list_notes,
+    name_fields,
+    read_flag,
+    translate_fields,
+    warn_of,
+)
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
-_COLUMNS = ("rows", "dim", "pooling", "exponent", "itemsize", "name")
+_COLUMNS = (
+    *("rows", "dim", "pooling", "exponent", "itemsize", "name"),
+    *("module", "kernel", "load_factor", "weighted"),
+)
+_CONSTRAINTS_OF_OTHERS = (
+    "constraints are for configurations, models and frames of TorchRec; leave them out"
+)
 #: Most columns of a CSV file [-].
 _MOST_COLUMNS = 1000
 #: perfkit's name of a column by that of TorchRec or FBGEMM.
@@ -59,18 +75,22 @@ _SUFFIXES = (".csv", ".parquet", ".json", *_ARRAYS, *LOG_SUFFIXES)
 
 
 class _Contents(NamedTuple):
-    """What a source holds: tables, and the fields of their set that it names, None for others."""
+    """What a source holds: tables, the fields of their set that it names, None for others, and what
+    is assumed or left out of it, in words."""
 
     tables: list[EmbeddingTable]
     batch: int | None = None
     embedding: str | None = None
+    notes: Sequence[str] = ()
 
 
 class _Record(NamedTuple):
-    """Values of one table by column, and its place in errors."""
+    """Values of one table by column, its place in errors, and fields of newer versions of TorchRec
+    that it has besides."""
 
     place: str
     values: Mapping[Any, Any]
+    unknown: Sequence[str] = ()
 
 
 def read_tables(
@@ -82,19 +102,29 @@ def read_tables(
     tables: int | None = None,
     itemsize: int | None = None,
     law: str = "histogram",
+    constraints: Mapping[str, Any] | None = None,
 ) -> TableSet:
     """Read a set of embedding tables.
 
     Parameters
     ----------
-    source : str, Path, frame or sequence of str
-        One of: a pandas or polars frame, or a CSV, Parquet or JSON file. Its columns are ``rows``
-        and ``dim`` and, where they differ from the defaults of `EmbeddingTable`, ``pooling``,
-        ``exponent``, ``itemsize`` [B] and ``name``; the names of TorchRec, ``num_embeddings`` and
-        ``embedding_dim``, and of FBGEMM, ``E``, ``D`` and ``L``, are known too. A JSON file with a
-        TBEDataConfig of FBGEMM, or a list of them. A file of recorded indices, see
-        `perfkit.readers.index_arrays.read_indices`. What TorchRec's planner prints, as text, as
-        lines or in a file, whose plan `perfkit.read_plan` reads. A name from `list_published`.
+    source : str, Path, frame, model or sequence
+        One of the following.
+
+        - A pandas or polars frame, a list of dicts, or a CSV, Parquet or JSON file. Its columns are
+          ``rows`` and ``dim`` and, where they differ from the defaults of `EmbeddingTable`,
+          ``pooling``, ``exponent``, ``itemsize`` [B], ``name``, ``module``, ``kernel``,
+          ``load_factor`` and ``weighted``. The fields of TorchRec's configurations are known, too
+          (``num_embeddings``, ``embedding_dim``, ``data_type``, ``feature_names``,
+          ``pooling_factor``, ...), as are ``E``, ``D`` and ``L`` of FBGEMM.
+        - ``EmbeddingBagConfig`` and ``EmbeddingConfig`` of TorchRec: one, or a list.
+        - A model of TorchRec, sharded or not. Each table keeps the path of its collection as
+          `EmbeddingTable.module`.
+        - What TorchRec's planner prints, as text, as lines or in a file; `perfkit.read_plan` reads
+          the plan in it.
+        - A JSON file with a TBEDataConfig of FBGEMM, or a list of them.
+        - A file of recorded indices, see `perfkit.readers.index_arrays.read_indices`.
+        - A name from `list_published`.
     batch : int, optional
         Samples of one iteration over all ranks; by default from the file, otherwise 65,536 [-].
     dim : int, optional
@@ -109,6 +139,10 @@ def read_tables(
         Bytes of one number, for sources without it; 4 by default [B].
     law : str, optional
         Popularity of recorded rows: ``histogram`` of their reuse, or the fitted ``zipf``.
+    constraints : mapping, optional
+        TorchRec's ParameterConstraints by the name of their table, for frames, configurations and
+        models. Pooling factors, weighting, the compute kernel and the load factor are read;
+        `read_parameter_constraints` reads where a table may be placed.
 
     Returns
     -------
@@ -119,8 +153,15 @@ def read_tables(
     Raises
     ------
     ValueError
-        For files that are missing, unreadable or ragged, for unknown columns, and for impossible
-        sizes.
+        For files that are missing, unreadable or ragged, for unknown columns, for impossible
+        sizes, and for constraints of unknown tables.
+
+    Warns
+    -----
+    UserWarning
+        Once, of what is assumed or left out of tables of TorchRec: pooling factors that nothing
+        tells, several features of one table, rows that are not pooled, and fields that are not
+        used.
 
     Notes
     -----
@@ -131,6 +172,9 @@ def read_tables(
     --------
     >>> read_tables("mlperf-dlrm-dcnv2")
     TableSet('mlperf-dlrm-dcnv2': 26 tables, 105 GB, 214 lookups a sample, batch 65,536)
+    >>> user = {"num_embeddings": 10**6, "embedding_dim": 64, "data_type": "FP16", "pooling_factor": 20}
+    >>> read_tables([user])
+    TableSet('tables': 1 tables, 128 MB, 20 lookups a sample, batch 65,536)
     >>> read_tables("dlrm-datasets-2021", dim=64, rows=1_000_000)
     TableSet('dlrm-datasets-2021': 856 tables, 219 GB, 13,535 lookups a sample, batch 65,536)
     """
@@ -144,18 +188,19 @@ def read_tables(
                 "statistics of a planner have rows and columns of their own; leave dim, rows and "
                 "tables out"
             )
+        if constraints is not None:
+            raise ValueError(_CONSTRAINTS_OF_OTHERS)
         return _read_printed(source, batch, itemsize)
     size = itemsize or 4
     is_frame = not isinstance(source, str | Path)
-    if is_frame and not (isinstance(source, Mapping | list | tuple) or hasattr(source, "columns")):
-        raise ValueError(
-            f"source is {show(source)}; it must be a pandas or polars frame, or lists by name; or the "
-            "name of a file or of a published set, a str or a Path"
-        )
+    if is_frame:
+        _refuse_others(source)
     name = "source" if is_frame else str(source)
     suffix = "" if is_frame else _find_suffix(source)
     is_published = not is_frame and not suffix
     lacks_sizes = suffix in _ARRAYS or (is_published and name in _histograms())
+    if constraints is not None and not is_frame:
+        raise ValueError(_CONSTRAINTS_OF_OTHERS)
     if has_sizes and not lacks_sizes:
         raise ValueError(
             f"{escape(name, 200)} has rows and columns of its own; leave dim, rows and tables out"
@@ -167,7 +212,7 @@ def read_tables(
     width = int(check_positive("dim", dim, integer=True)) if lacks_sizes else 0
     if is_frame:
         with reading("source", "change the tables"):
-            contents = _make_tables(_walk_frame(source), "source", size)
+            contents = _make_tables(_walk_objects(source), "source", size, constraints)
     elif suffix in _ARRAYS:
         statistics = read_indices(source, rows=rows, tables=tables, batch=batch)
         made = [part.to_table(width, itemsize=size, law=law) for part in statistics]
@@ -186,6 +231,7 @@ def read_tables(
         fields["batch"] = batch
     elif contents.batch is not None:
         fields["batch"] = contents.batch
+    warn_of(escape(name, 200), contents.notes, stacklevel=2)
     with reading(name, "change the tables"):
         return TableSet(tuple(contents.tables), **fields)
 
@@ -255,27 +301,78 @@ def _is_missing(value: Any) -> bool:
     return _is_blank(value) or type(value).__name__ in ("NAType", "NaTType")
 
 
-def _walk_frame(source: Any) -> Iterator[_Record]:
-    """Rows of a frame; empty cells of a pandas frame hold NaN."""
+def _refuse_others(source: Any) -> None:
+    """Refuse an object that is no frame and has no tables, and say what it is if that is known."""
+    known = explain_object(source)
+    if known is not None:
+        raise ValueError(f"source is {known}")
+    is_frame = isinstance(source, Mapping | list | tuple) or hasattr(source, "columns")
+    if not is_frame and find_configs(source) is None:
+        raise ValueError(
+            f"source is {show(source)}; it must be a pandas or polars frame, or lists by name; "
+            "configurations or a model of TorchRec; or the name of a file or of a published set, a str "
+            "or a Path"
+        )
+
+
+def _walk_objects(source: Any) -> Iterator[_Record]:
+    """Configurations of TorchRec, or rows of a frame; empty cells of a pandas frame hold NaN."""
+    configs = find_configs(source)
+    if configs is not None:
+        for config in configs:
+            yield _Record(config.place, config.values, config.unknown)
+        return
     for number, row in enumerate(read_records("source", source)):
         values = {column: cell for column, cell in row.items() if not _is_missing(cell)}
         yield _Record(f"source row {number}", values)
 
 
-def _make_tables(records: Iterable[_Record], name: str, itemsize: int) -> _Contents:
+def _make_tables(
+    records: Iterable[_Record],
+    name: str,
+    itemsize: int,
+    constraints: Mapping[str, Any] | None = None,
+) -> _Contents:
     """Tables from records; empty cells take the default, tables with names of others are fused."""
+    constraints_of_table: dict[str, dict[str, Any]] = {}
+    if constraints is not None:
+        constraints_of_table = list_constraints(constraints)
     tables = []
+    of_torchrec = []
+    unused: list[str] = []
     has_foreign_names = False
+    names = set[str]()
     for record in islice(records, MOST_ROWS + 1):
-        if not _FOREIGN.keys().isdisjoint(record.values):
+        name_of_table = str(record.values.get("name", ""))
+        names.add(name_of_table)
+        values = {**record.values, **constraints_of_table.get(name_of_table, {})}
+        if not _FOREIGN.keys().isdisjoint(values):
             has_foreign_names = True
-        tables.append(_make_table(record, itemsize))
+        if not is_torchrec(values):
+            tables.append(_make_table(record, itemsize))
+            continue
+        with reading(record.place, "change the table"):
+            fields = translate_fields(values)
+        table = _make_table(_Record(record.place, fields.columns), itemsize, fields.features)
+        tables.append(table)
+        has_lookups = "pooling" in fields.columns
+        of_torchrec.append(
+            TorchrecTable(table, has_lookups, fields.features, fields.is_pooled, fields.kernel)
+        )
+        unused += [*fields.unused, *record.unknown]
     _check_count(len(tables), name)
-    return _Contents(tables, embedding="fused" if has_foreign_names else None)
+    for of_table in sorted(constraints_of_table.keys() - names):
+        check_choice("table of constraints", of_table, sorted(names))
+    if of_torchrec:
+        check_number_sizes(name, tables)
+    notes = list_notes(of_torchrec)
+    if unused:
+        notes.append(f"fields that are not used: {name_fields(unused)}")
+    return _Contents(tables, embedding="fused" if has_foreign_names else None, notes=notes)
 
 
-def _make_table(record: _Record, itemsize: int) -> EmbeddingTable:
-    """The table of a record."""
+def _make_table(record: _Record, itemsize: int, features: int = 1) -> EmbeddingTable:
+    """The table of a record; without lookups it has one for each of its features."""
     place = record.place
     cells = _rename_columns(record)
     if "" in cells:
@@ -283,9 +380,8 @@ def _make_table(record: _Record, itemsize: int) -> EmbeddingTable:
             f"{place} has a column without a name; write the file without an index, and its "
             f"first line with names: {', '.join(_COLUMNS)}"
         )
-    for column in cells:
-        join_place(place, column, _COLUMNS)
-    values: dict[str, Any] = {"itemsize": itemsize}
+    _refuse_unknown(place, list(cells))
+    values: dict[str, Any] = {"itemsize": itemsize, "pooling": float(features)}
     values |= {column: cell for column, cell in cells.items() if not _is_blank(cell)}
     missing = [column for column in ("rows", "dim") if column not in values]
     if missing:
@@ -294,10 +390,24 @@ def _make_table(record: _Record, itemsize: int) -> EmbeddingTable:
         )
     with reading(place, "change the table"):
         for column, value in values.items():
-            if column != "name" and is_listed(value):
+            if column not in ("name", "module") and is_listed(value):
                 raise ValueError(f"{column} is {show(value)}; it must be one number")
         _check_itemsize(values["itemsize"])
+        if "weighted" in values:
+            values["weighted"] = read_flag("weighted", values["weighted"])
         return EmbeddingTable(**values)
+
+
+def _refuse_unknown(place: str, columns: Sequence[str]) -> None:
+    """Refuse columns that are not known, all at once."""
+    unknown = [column for column in columns if column not in _COLUMNS]
+    if len(unknown) == 1:
+        join_place(place, unknown[0], _COLUMNS)
+    if unknown:
+        raise ValueError(
+            f"{place} has columns that are not known: {escape(', '.join(unknown), 400)}; known here are "
+            f"{', '.join(_COLUMNS)}, and the fields of TorchRec's configurations"
+        )
 
 
 def _rename_columns(record: _Record) -> dict[str, Any]:
