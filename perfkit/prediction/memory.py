@@ -497,12 +497,14 @@ def _list_peaks_of(lives: BufferLives, kinds: np.ndarray, sizes: Array) -> Array
 
 
 def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable]) -> list[Any]:
-    """Bytes of the tables that are only looked up and updated row by row, and of their optimizer
-    states [B]."""
+    """Bytes of the tables that are only looked up and updated row by row, with what maps ids to rows
+    of any table; and of their optimizer states [B]."""
     numbers = graph.weights.table_buffers.tolist()
     met = set(graph.accesses.buffer.tolist())
     own = [table for table, number in zip(tables, numbers, strict=False) if number not in met]
-    return [sum((table.device_bytes for table in own), start=0.0), sum_states(graph, own)]
+    weights = sum((table.device_bytes for table in own), start=0.0)
+    ids = sum((table.id_bytes for table in tables), start=0.0)
+    return [weights + ids, sum_states(graph, own)]
 
 
 def sum_states(graph: Graph, tables: Sequence[EmbeddingTable], *, on_device: bool = True) -> Any:

@@ -458,6 +458,11 @@ def _check_tables(model: DLRM) -> None:
                 f"kernel is {table.kernel!r}; only tables in device memory are measured, others are "
                 "predicted"
             )
+    if any(table.managed_collision for table in model.tables):
+        raise ValueError(
+            "managed_collision is given; only tables whose ids are rows are measured, others are "
+            "predicted"
+        )
     if any(table.weighted for table in model.tables):
         raise ValueError(
             "weighted is True; only lookups without weights are measured, others are predicted"

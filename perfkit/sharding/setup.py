@@ -83,6 +83,12 @@ def set_up(
     ranks = check_ranks(workload.batch, ranks)
     check_choice("objective", objective, OBJECTIVES)
     check_choice("inputs", inputs, ("local", "exchanged"))
+    for table in workload.tables:
+        if table.managed_collision:
+            raise ValueError(
+                f"managed_collision of {table.name!r} is {table.managed_collision!r}; searches do not price "
+                "it; leave it out of the tables, and predict the plan with it"
+            )
     pipeline = getattr(workload, "pipeline", "local")
     if pipeline != "local":
         raise ValueError(

@@ -168,6 +168,9 @@ class DLRM:
         Zipf exponent of the looked-up rows, 0 for uniform [-].
     weighted : bool or sequence of bool
         Whether lookups have weights, see `EmbeddingTable.weighted`.
+    managed_collision : str or sequence of str
+        What maps raw ids to rows: ``zch``, ``mpzch``, or empty for nothing, see
+        `EmbeddingTable.managed_collision`.
     kernel : str or sequence of str
         Where the rows of tables lie, see `EmbeddingTable.kernel`; other than ``fused`` with
         ``embedding`` fused or exact only.
@@ -285,6 +288,7 @@ class DLRM:
         pooling: Any = None,
         exponent: Any = 0.0,
         weighted: Any = False,
+        managed_collision: Any = "",
         kernel: Any = FUSED.name,
         load_factor: Any = None,
         bottom: Any = None,
@@ -356,6 +360,7 @@ class DLRM:
                 "pooling": choose("pooling", pooling),
                 "exponent": exponent,
                 "weighted": weighted,
+                "managed_collision": managed_collision,
                 "kernel": kernel,
                 "load_factor": load_factor,
             },
@@ -906,6 +911,7 @@ def _describe_sizes(local: LocalTables) -> tuple[Any, ...]:
             table.exponent,
             table.law,
             table.weighted,
+            table.managed_collision,
             table.kernel,
             table.load_factor,
         )
@@ -918,7 +924,10 @@ def _describe_operations(local: LocalTables) -> tuple[Any, ...]:
     """What says which operations a rank runs: not the rows, lookups and laws of tables that it looks
     up for the whole batch. Gradients of copies are reduced in buckets, which depend on their rows."""
     groups = [(summed.group, len(summed.tables)) for summed in local.summed]
-    widths = [(table.dim, table.itemsize, table.weighted) for table in local.of_whole_batch]
+    widths = [
+        (table.dim, table.itemsize, table.weighted, table.managed_collision)
+        for table in local.of_whole_batch
+    ]
     return (
         len(local.pooled_alone),
         *groups,

@@ -13,6 +13,7 @@ from perfkit.models.checkpoints import Checkpoint
 from perfkit.models.distributions import distinct_rows
 from perfkit.models.embedding import exact_backward_bytes, row_traffic
 from perfkit.models.optimizers import find_optimizer
+from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.fp8 import CAST_SCALED, RECIPES
 from perfkit.workloads.layer_types import (
     Add,
@@ -49,10 +50,11 @@ from perfkit.workloads.layer_types import (
     Tanh,
     start_backward,
 )
+from perfkit.workloads.managed_collisions import MANAGED_COLLISIONS
 from perfkit.workloads.operations import CAST_ONCE, NT, Tensor, Weight
 from perfkit.workloads.sizes import round_size
 from perfkit.workloads.symbolic_sizes import SymbolicSize
-from perfkit.workloads.tables import EmbeddingTable, list_laws, take_part
+from perfkit.workloads.tables import INDEX_BYTES, EmbeddingTable, list_laws, take_part
 from perfkit.workloads.tape import Calls, RecordedOperation, Tape, contiguous
 
 #: Norms of rows by name, see `norm`.
@@ -517,6 +519,8 @@ def embedding_bags(
         lookups.append(
             TableLookup(tape, weight, weight.table_number, count, results, weighted=table.weighted)
         )
+        if table.managed_collision:
+            _remap_ids(tape, table, bags, lookups[-1])
     if model.embedding == "separate":
         sparse = model.sparse and not copied
         return [
@@ -531,29 +535,63 @@ def embedding_bags(
     row_bytes = []
     for position, table in enumerate(tables):
         if position < len(tables) - unpooled:
-            row_bytes.append(_find_exact_traffic(table, bags, model.optimizer))
+            row_bytes.append(_find_traffic(exact_traffic, table, bags, model.optimizer))
         else:
             alone = take_part(table, pooling=1.0)
-            row_bytes.append(_find_exact_traffic(alone, lookups[position].bags, model.optimizer))
+            row_bytes.append(
+                _find_traffic(exact_traffic, alone, lookups[position].bags, model.optimizer)
+            )
     return ExactEmbeddingUpdates(lookups, row_bytes).apply(tape)
 
 
-def _find_exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
-    """`exact_traffic`, which is a symbolic size if the bags, rows or lookups are."""
+def _remap_ids(tape: Tape, table: EmbeddingTable, bags: Any, lookup: TableLookup) -> None:
+    """Map the raw ids of lookups to rows of their table."""
+    module = MANAGED_COLLISIONS[table.managed_collision]
+    traffic = _find_traffic(remap_traffic, table, bags)
+    touched = tape.tensor(traffic - 2 * INDEX_BYTES * lookup.lookups, itemsize=1)
+    indices = lookup.inputs[0]
+    tape.emit(
+        module.name,
+        "copy",
+        [tape.like(indices), touched],
+        [indices],
+        OperationSizes(elements=lookup.lookups),
+        variant="index",
+        launches=module.launches,
+    )
+    for _ in range(module.host_waits):
+        count = tape.tensor(1, itemsize=INDEX_BYTES)
+        tape.emit("nonzero", "transfer", [count], [], OperationSizes(elements=1), variant="to_host")
+
+
+def remap_traffic(table: EmbeddingTable, bags: Any) -> Any:
+    """Bytes that move while the raw ids of all lookups are mapped to rows."""
+    lookups = round_size(bags * table.pooling)
+    module = MANAGED_COLLISIONS[table.managed_collision]
+    return np.rint(module.count_traffic(lookups, _count_distinct(table, lookups)))
+
+
+def _count_distinct(table: EmbeddingTable, lookups: Any) -> Any:
+    """Distinct rows among lookups, which may be arrays."""
+    shape = np.broadcast_shapes(np.shape(lookups), np.shape(table.rows))
+    return distinct_rows(
+        list_laws([table], sum(shape)), np.broadcast_to(lookups, shape or 1)
+    ).reshape(shape)
+
+
+def _find_traffic(count: Callable[..., Any], table: EmbeddingTable, bags: Any, *others: Any) -> Any:
+    """What a function counts of a table and its bags, a symbolic size if the bags, rows or lookups are."""
     for size in (bags, table.rows, table.pooling):
         if isinstance(size, SymbolicSize):
-            return size.expressions.add(exact_traffic, table, bags, optimizer)
-    return exact_traffic(table, bags, optimizer)
+            return size.expressions.add(count, table, bags, *others)
+    return count(table, bags, *others)
 
 
 def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
     """Bytes moved by a sort and one update of each distinct row and its states, without the
     gradient of the output."""
     lookups, row = round_size(bags * table.pooling), row_traffic(table.dim, table.itemsize, 32)
-    shape = np.broadcast_shapes(np.shape(lookups), np.shape(table.rows))
-    unique = distinct_rows(
-        list_laws([table], sum(shape)), np.broadcast_to(lookups, shape or 1)
-    ).reshape(shape)
+    unique = _count_distinct(table, lookups)
     whole = exact_backward_bytes(
         unique,
         bags,

@@ -30,6 +30,7 @@ from perfkit.models.distributions import (
     unique_rows,
 )
 from perfkit.models.optimizers import find_optimizer
+from perfkit.workloads.managed_collisions import MANAGED_COLLISIONS, check_managed_collision
 from perfkit.workloads.sizes import check_number, check_size, select_sizes
 from perfkit.workloads.table_kernels import FUSED, LOAD_FACTOR, TABLE_KERNELS
 
@@ -74,6 +75,10 @@ class EmbeddingTable:
     weighted : bool
         Whether each lookup has a weight by which its row is multiplied, as with TorchRec's
         ``is_weighted``. Weights come with the indices and are not trained.
+    managed_collision : str
+        What maps raw ids to rows ahead of the lookups: ``zch`` (TorchRec's
+        ``MCHManagedCollisionModule``) or ``mpzch`` (``HashZchManagedCollisionModule``); empty where
+        ids are rows. Evictions, whose number nobody states, are left out.
 
     Raises
     ------
@@ -103,6 +108,7 @@ class EmbeddingTable:
     load_factor: float | None = field(default=None, repr=False)
     module: str = field(default="", repr=False)
     weighted: bool = field(default=False, repr=False)
+    managed_collision: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for size in ("rows", "dim", "itemsize"):  # Python integers do not overflow
@@ -118,6 +124,7 @@ class EmbeddingTable:
         check_positive("spread", self.spread, zero=True)
         set_fields(self, spread=read_number(self.spread))
         check_type("weighted", self.weighted, bool)
+        check_managed_collision(self.managed_collision)
         set_fields(self, load_factor=_check_load_factor(self.kernel, self.load_factor))
         if self.law is None:
             return
@@ -133,6 +140,13 @@ class EmbeddingTable:
     def nbytes(self) -> int:
         """Bytes of the weights [B]."""
         return self.rows * self.dim * self.itemsize
+
+    @property
+    def id_bytes(self) -> int:
+        """Bytes of what maps raw ids to rows [B]."""
+        if self.managed_collision:
+            return self.rows * MANAGED_COLLISIONS[self.managed_collision].row_bytes
+        return 0
 
     @property
     def lookup_bytes(self) -> int:

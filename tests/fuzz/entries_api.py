@@ -91,6 +91,7 @@ DLRM = {
     "pooling": (1, 2.5, [3, 3]),
     "exponent": (0, 1.05, [0.5, 0.5]),
     "weighted": (False, True, [True, False]),
+    "managed_collision": ("", "", "zch", "mpzch"),
     "kernel": ("fused", "fused", "uvm", "uvm_caching", ["fused", "uvm_caching"]),
     "load_factor": (None, None, 0.5, [None, 0.1]),
     "sparse": True,
@@ -209,6 +210,7 @@ TABLE = {
     "kernel": ("fused", "fused", "uvm", "uvm_caching", "key_value"),
     "load_factor": (None, None, 0.2, 1),
     "weighted": False,
+    "managed_collision": ("", "", "zch", "mpzch"),
 }
 LAYERS = {"layers": (*[1, 2, 3] * 5, 10**400)}
 dlrm = Call(pk.DLRM, {"rows": ([1000, 10**6], [2**31, 4])}, DLRM)
