@@ -241,3 +241,17 @@ def test_lookups_of_bags_refuse_host_memory() -> None:
     table = pk.EmbeddingTable(1000, 16, kernel="uvm")
     with pytest.raises(ValueError, match="EmbeddingBag reads device memory alone"):
         pk.load_platform("h100-sxm-8").lookup([table], batch=64)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_other_devices_than_the_measured_one_say_so() -> None:
+    plan = pk.Plan.round_robin(1, ranks=1)
+    for name, kernel, warned in (
+        ("h100-sxm-8", "uvm", False),
+        ("a100-sxm-8", "uvm", True),
+        ("a100-sxm-8", "fused", False),
+    ):
+        told = " ".join(pk.predict(make(kernel=kernel), name).warnings)
+        assert ("were measured on NVIDIA H100" in told) == warned
+        price = pk.price_plan(make(kernel=kernel), name, plan)
+        assert ("were measured on NVIDIA H100" in " ".join(price.warnings)) == warned

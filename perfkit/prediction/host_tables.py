@@ -27,7 +27,7 @@ from perfkit.workloads.sizes import select_sizes
 from perfkit.workloads.table_kernels import FUSED, KEY_VALUE
 from perfkit.workloads.tables import EmbeddingTable, name_tables
 
-#: Devices whose tables in host memory were measured: the constants of the closed forms are theirs.
+#: Device whose tables in host memory were measured: the constants of the closed forms are its.
 MEASURED = "NVIDIA H100 SXM5 80 GB"
 
 
@@ -94,6 +94,29 @@ def check_kernels(
                 "to it; state them first, such as .with_host_memory(capacity=1e12, bandwidth=400e9) for "
                 "1 TB at 400 GB/s on a node"
             ) from None
+
+
+def note_other_device(tables: Sequence[EmbeddingTable], platform: Platform) -> tuple[str, ...]:
+    """The warning that tables in host memory were measured on another device.
+
+    Parameters
+    ----------
+    tables : sequence of EmbeddingTable
+        Tables of a rank or a model.
+    platform : Platform
+        Where they are looked up.
+
+    Returns
+    -------
+    notes : tuple of str
+        A sentence, or nothing.
+    """
+    if platform.device.name == MEASURED or all(table.kernel == FUSED.name for table in tables):
+        return ()
+    return (
+        f"tables in host memory were measured on {MEASURED} alone; {platform.device.name} takes the same "
+        "times of caches and kernels, with its own link",
+    )
 
 
 def find_link_bandwidth(platform: Platform, ranks: int) -> float:

@@ -21,6 +21,7 @@ from perfkit.platform.host_memory import SIGMA_UPDATE
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import PACE, Breakdown, break_down, find_bottleneck
 from perfkit.prediction.cost import Costs, find_contention, join_host, price
+from perfkit.prediction.host_tables import note_other_device
 from perfkit.prediction.levels import find_level, note_level
 from perfkit.prediction.memory import find_shortage
 from perfkit.prediction.ranks import (
@@ -494,7 +495,9 @@ def collect_notes(
     of_memory = find_shortage(graphs, platform, advise)
     network = platform.network
     of_node = note_large_node(platform.device, network.ranks_per_node, network.ranks)
-    doubts = (*priced.notes, *of_graphs, *of_times, *of_memory, *of_node)
+    tables = [table for graph in graphs for table in graph.tables]
+    of_host_tables = note_other_device(tables, platform)
+    doubts = (*priced.notes, *of_graphs, *of_times, *of_memory, *of_node, *of_host_tables)
 
     advice: tuple[str, ...] = ()
     if bottleneck not in ("host-bound", "input-bound"):

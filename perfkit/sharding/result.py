@@ -13,6 +13,7 @@ from perfkit.ground.units import Array, check_choice, check_type, format_bytes, 
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.estimates import check_time, find_interval
 from perfkit.platform.host_memory import find_host_share
+from perfkit.prediction.host_tables import note_other_device
 from perfkit.sharding.costs import DEVICE_SECONDS, MEMORY, SECONDS, Cost, Costs
 from perfkit.sharding.problem import MESSAGES, Problem, Resource, TimeParts
 from perfkit.workloads.placement import Plan, Shard
@@ -110,8 +111,8 @@ class PlanPrice(Tabular):
     spread : float
         Standard deviation of the logarithm of the time [-].
     warnings : tuple of str
-        Tables whose shards have fewer columns than they should, and a host that is too small for the
-        tables of a rank.
+        Tables whose shards have fewer columns than they should, a host that is too small for the
+        tables of a rank, and a device on which tables in host memory were not measured.
     """
 
     report_title = "Time and memory of a plan"
@@ -446,7 +447,11 @@ def price_checked_plan(problem: Problem, plan: Plan) -> PlanPrice:
         problem,
         plan_costs,
         parts,
-        _note_narrow_shards(problem, plan) + _note_full_host(problem, plan),
+        (
+            *_note_narrow_shards(problem, plan),
+            *_note_full_host(problem, plan),
+            *note_other_device(problem.costs.workload.tables, problem.costs.platform),
+        ),
     )
 
 

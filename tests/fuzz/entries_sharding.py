@@ -83,6 +83,11 @@ def draw_task(rng: Rng, most: int = 5) -> Task:
         return Task(model, platform, ranks, inputs, min_columns)
     way = choose(rng, ({"embedding": "fused"}, {}, {"sparse": False}))
     optimizer = choose(rng, ("sgd", "rowwise_adagrad", "adam"))
+    if "embedding" in way and platform.startswith("h100") and rng.random() < 0.4:
+        kernels = [choose(rng, ("fused", "uvm", "uvm_caching")) for _ in tables]
+        tables = [
+            replace(table, kernel=kernel) for table, kernel in zip(tables, kernels, strict=True)
+        ]
     workload = pk.TableSet(tuple(tables), batch=batch, optimizer=optimizer, **way)
     return Task(workload, platform, ranks, inputs, min_columns)
 
@@ -103,7 +108,7 @@ def _draw_owner(
     """Place one table in one of these ways, or whole if it is too small."""
     kind = KIND_OF_NAME[choose(rng, kinds)]
     number = int(rng.integers(ranks // node))
-    if kind.is_whole:
+    if kind.is_whole or (kind.is_copied and table.host_bytes):
         return int(rng.integers(ranks))
     example = pk.Placement.example(kind, ranks=ranks, ranks_per_node=node, number=number)
     able = example.ranks
