@@ -23,8 +23,12 @@ EXTRAS_release := dev,release
 # Jupyter refuses to run as root, which is what most containers are, unless it is told to.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
+# torchrec and what it imports, for CPUs.
+TORCHREC := torchrec==1.9.2 fbgemm-gpu-cpu==1.8.0 tensordict==0.15.3 torchmetrics==1.0.3 pyre-extensions==0.0.32 \
+	pyvers==0.2.3 cloudpickle==3.1.3 typing-inspect==0.9.0 mypy-extensions==1.2.0
+
 .DEFAULT_GOAL := help
-.PHONY: help run lab test quick fuzz bench gallery docs release-check style lint refresh clean
+.PHONY: help run lab test quick fuzz bench gallery docs release-check style lint refresh torchrec clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,13 +79,23 @@ lint: style  ## ruff and mypy
 refresh: $(VENV)/installed-test  ## execute the notebooks again and store their outputs
 	$(BIN)/python notebooks/refresh.py
 
+torchrec: $(VENV)-torchrec/installed  ## round trip of plans with TorchRec itself, on two ranks of gloo, in an environment of its own
+	OMP_NUM_THREADS=1 $(VENV)-torchrec/bin/python -m tests.torchrec_trip $(ARGS)
+
 clean:  ## remove .venv, caches and builds (measurements in .perfkit stay)
-	rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-torchrec build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find perfkit tests notebooks benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(VENV)/created:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "perfkit needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# TorchRec asks for the CUDA build of FBGEMM; without its dependencies it takes that for CPUs, and the rest by name.
+$(VENV)-torchrec/installed: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv --clear $(VENV)-torchrec
+	$(VENV)-torchrec/bin/python -m pip install --disable-pip-version-check --no-compile --constraint constraints.txt $(PIP_ARGS) --editable '.[measure]'
+	$(VENV)-torchrec/bin/python -m pip install --disable-pip-version-check --no-compile --no-deps $(PIP_ARGS) $(TORCHREC)
 	@touch $@
 
 $(VENV)/installed-%: $(VENV)/created pyproject.toml constraints.txt

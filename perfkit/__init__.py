@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.sharding.result import PlanPrice, ShardingResult
     from perfkit.workloads.dlrm import DLRM
     from perfkit.workloads.graph import Graph
-    from perfkit.workloads.placement import Placement, Plan
+    from perfkit.workloads.placement import Placement, Plan, take_kernels
     from perfkit.workloads.stack import Stack, find_stack, stacks
     from perfkit.workloads.strategy import Strategy
     from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
@@ -105,6 +105,7 @@ _HOME = {
     "Graph": "perfkit.workloads.graph",
     "Placement": "perfkit.workloads.placement",
     "Plan": "perfkit.workloads.placement",
+    "take_kernels": "perfkit.workloads.placement",
     "Stack": "perfkit.workloads.stack",
     "find_stack": "perfkit.workloads.stack",
     "stacks": "perfkit.workloads.stack",

@@ -159,6 +159,11 @@ def test_kernels_of_tables_go_out_and_are_compared_when_they_come_in(
     with pytest.warns(UserWarning) as told:
         Plan.from_torchrec({"m": entries}, other, ranks=2)
     assert "the plan has fused_uvm (in host memory) for 'uvm', the tables do not" in str(told[0])
+    taken = pk.take_kernels(pk.TableSet(tuple(other)), {"m": entries})
+    assert list(taken.tables) == tables
+    entries["uvm"]["compute_kernel"] = "quant"
+    with refuse("m.uvm: compute_kernel is 'quant'; known are fused, fused_uvm, fused_uvm_caching"):
+        pk.take_kernels(taken, {"m": entries})
     with refuse("'uvm' is data_parallel, and its kernel is 'uvm'; TorchRec keeps copies in device"):
         Plan(2, (Placement("data_parallel", (0, 1)),)).to_torchrec(tables[1:2])
 

@@ -12,11 +12,13 @@ import io
 import json
 import logging
 import os
+import re
 import sys
+import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -335,15 +337,23 @@ def check_plan(name: str, plan: Plan, port: int, kept: dict[str, Any]) -> Iterat
     exact = all(Plan.from_json(answer["read"]) == plan for answer in answers)
     yield Check(f"{name}: plan of the sharded model read back", exact, "equal, kernels too")
     serialized = answers[0]["plan"]
-    plain = {
-        module: {
-            table: {key: value for key, value in entry.items() if key != "cache_params"}
-            for table, entry in entries.items()
-        }
-        for module, entries in modules.items()
-    }
-    yield Check(f"{name}: JSON of TorchRec and of perfkit", serialized == plain, "equal")
+    yield Check(
+        f"{name}: JSON of TorchRec and of perfkit",
+        serialized == _leave_out_caches(modules),
+        "equal",
+    )
     kept["plans"][name] = {"plan": json.loads(plan.to_json()), "torchrec": modules}
+
+
+def _leave_out_caches(modules: dict[str, Any]) -> dict[str, Any]:
+    """A plan without load factors, which TorchRec does not write."""
+    plain: dict[str, Any] = {}
+    for module, entries in modules.items():
+        plain[module] = {}
+        for table, entry in entries.items():
+            values = {name: value for name, value in entry.items() if name != "cache_params"}
+            plain[module][table] = values
+    return plain
 
 
 def check_refusal(refusal: Refusal, port: int, kept: dict[str, Any]) -> Iterator[Check]:
@@ -400,54 +410,176 @@ def make_large_model() -> Any:
     return model
 
 
-def plan_by_torchrec(model: Any, constraints: Any = None) -> tuple[Any, str]:
-    """The plan of TorchRec's planner for eight H100, and what it prints."""
+def plan_by_torchrec(model: Any, ranks: int, constraints: Any = None) -> tuple[Any, str]:
+    """The plan of TorchRec's planner for H100 in nodes of eight, and what it prints."""
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 
-    topology = Topology(world_size=8, compute_device="cuda", local_world_size=8, hbm_cap=80 * 10**9)
-    planner = EmbeddingShardingPlanner(
-        topology=topology, constraints=constraints, batch_size=8192, debug=True
+    topology = Topology(
+        world_size=ranks, compute_device="cuda", local_world_size=8, hbm_cap=80 * 10**9
     )
+    planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints, batch_size=8192)
     printed = io.StringIO()
     handler = logging.StreamHandler(printed)
     logger = logging.getLogger("torchrec.distributed.planner.stats")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logger.propagate = False
     with contextlib.redirect_stdout(printed):
         plan = planner.plan(model, [EmbeddingBagCollectionSharder()])
     logger.removeHandler(handler)
     return plan, printed.getvalue()
 
 
+def read_quietly(read: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """What a reader gives, without its warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return read(*given, **named)
+
+
 def check_planner(kept: dict[str, Any]) -> Iterator[Check]:
-    """Plans of TorchRec's planner: its own, and one under the constraints of a plan of perfkit."""
+    """Plans of TorchRec's planner: its own, and one in which each table must have another kind."""
+    from torchrec.distributed.planner import ParameterConstraints
+
     model = make_large_model()
     tables = pk.read_tables(model, batch=65_536)
-    theirs, printed = plan_by_torchrec(model)
-    plan = Plan.from_torchrec(theirs, tables, ranks=8)
-    serialized = theirs._serialize()["plan"]
-    written = plan.to_torchrec(tables, ranks_per_node=8)
-    yield Check(
-        "TorchRec's planner: its plan read and written", written == serialized, "equal JSON"
+    kinds = ["row_wise", "table_row_wise", "column_wise", "table_column_wise"]
+    kinds += ["data_parallel", "table_wise", "row_wise", "data_parallel"]
+    forced = {
+        table.name: ParameterConstraints(sharding_types=[kind], min_partition=32)
+        for table, kind in zip(tables.tables, kinds, strict=True)
+    }
+    kept["planner"] = {}
+    for name, ranks, constraints in (("its own", 8, None), ("each kind", 16, forced)):
+        theirs, printed = plan_by_torchrec(model, ranks, constraints)
+        tables = pk.take_kernels(tables, theirs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "shards of columns of")
+            plan = Plan.from_torchrec(theirs, tables.tables, ranks=ranks)
+        serialized = theirs._serialize()["plan"]
+        written = _leave_out_caches(plan.to_torchrec(tables.tables, ranks_per_node=8))
+        words = ", ".join(dict.fromkeys(placement.kind for placement in plan.placements))
+        repeated = [
+            table
+            for table, entry in serialized["ebc"].items()
+            if len(set(entry["ranks"])) < len(entry["ranks"])
+        ]
+        for table in repeated:
+            del serialized["ebc"][table], written["ebc"][table]
+        yield Check(
+            f"TorchRec's planner, {name}: its plan read and written",
+            written == serialized,
+            f"equal JSON of {len(written['ebc'])} tables: {words}",
+        )
+        if repeated:
+            held = [placement.columns for placement in plan.placements if placement.columns]
+            yield Check(
+                f"TorchRec's planner, {name}: {len(repeated)} tables with two shards on a rank",
+                all(sum(widths) in (256, 128) for widths in held),
+                "joined, with a warning",
+            )
+        kept["planner"][name] = {
+            "torchrec": theirs._serialize(),
+            "plan": json.loads(plan.to_json()),
+            "tables": [[one.name, one.rows, one.dim, one.kernel] for one in tables.tables],
+        }
+        again = read_quietly(pk.read_plan, printed, tables=tables)
+        same = [_sort_ranks(one) for one in again.placements] == [
+            _sort_ranks(one) for one in plan.placements
+        ]
+        yield Check(
+            f"TorchRec's planner, {name}: its printed plan",
+            same,
+            "equal, but for the order of ranks",
+        )
+        judged = read_quietly(
+            pk.judge_plan, tables, f"h100-sxm-8x{ranks // 8}", theirs, ranks=ranks, steps=2000
+        )
+        bounded = judged.bound <= judged.best.time <= judged.yours.time
+        yield Check(f"TorchRec's planner, {name}: judged", bounded, judged.headline())
+    yield from check_constraints(model, tables, kept)
+    yield from check_grid(model, tables)
+
+
+def _sort_ranks(placement: pk.Placement) -> pk.Placement:
+    """The same placement with its ranks in order, as TorchRec prints them."""
+    return replace(placement, ranks=tuple(sorted(placement.ranks)))
+
+
+def check_constraints(model: Any, tables: pk.TableSet, kept: dict[str, Any]) -> Iterator[Check]:
+    """TorchRec's planner under the constraints of a plan of perfkit."""
+    kinds: tuple[int | pk.Placement, ...] = (
+        pk.Placement("row_wise", tuple(range(8))),
+        pk.Placement("column_wise", (3, 4)),
+        pk.Placement("table_column_wise", (0, 1, 2, 3)),
+        pk.Placement("table_row_wise", tuple(range(8))),
+        pk.Placement("data_parallel", tuple(range(8))),
+        pk.Placement("column_wise", tuple(range(8))),
+        6,
+        7,
     )
-    yield Check("TorchRec's planner: its printed plan", pk.read_plan(printed) == plan, "equal")
-    judged = pk.judge_plan(tables, "h100-sxm-8", theirs, ranks=8, steps=2000)
+    plan = Plan(8, kinds)
+    host = replace(tables.tables[7], kernel="uvm_caching", load_factor=0.5)
+    given = (*tables.tables[:7], host)
+    constraints = plan.to_torchrec_constraints(given)
+    theirs, _ = plan_by_torchrec(model, 8, make_constraints(constraints))
+    again = read_quietly(Plan.from_torchrec, theirs, given, ranks=8)
+    same = [
+        new.kind == old.kind for new, old in zip(again.placements, plan.placements, strict=True)
+    ]
+    entries = theirs._serialize()["plan"]["ebc"]
+    wanted = plan.to_torchrec(given, module="ebc", ranks_per_node=8)["ebc"]
+    for name, entry in wanted.items():
+        same.append(entry["compute_kernel"] == entries[name]["compute_kernel"])
+        sizes = [shard["shard_sizes"] for shard in entry.get("shards", [])]
+        same.append(sizes == [shard["shard_sizes"] for shard in entries[name].get("shards", [])])
+    cache = theirs.plan["ebc"][host.name].cache_params
+    same.append(cache.load_factor == 0.5)
     yield Check(
-        "TorchRec's planner: its plan judged", judged.best.time <= judged.yours.time, str(judged)
+        "TorchRec's planner under constraints of a plan",
+        all(same),
+        "kinds, kernels, sizes of shards and load factor are those of the plan",
     )
-    found = judged.found
-    constraints = found.plan.to_torchrec_constraints(tables)
-    constrained, _ = plan_by_torchrec(model, make_constraints(constraints))
     kept["constraints"] = constraints
-    again = Plan.from_torchrec(constrained, tables, ranks=8)
-    kinds = [placement.kind for placement in again.placements]
-    yield Check(
-        "TorchRec's planner under perfkit's constraints",
-        kinds == [placement.kind for placement in found.plan.placements],
-        ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)),
-    )
-    kept["planner"] = {"torchrec": serialized, "plan": json.loads(plan.to_json())}
+
+
+def check_grid(model: Any, tables: pk.TableSet) -> Iterator[Check]:
+    """Shards of rows and of columns are refused by name."""
+    from torchrec.distributed.planner import ParameterConstraints
+
+    constraints = {"t2": ParameterConstraints(sharding_types=["grid_shard"])}
+    theirs, printed = plan_by_torchrec(model, 16, constraints)
+    said = []
+    for read in (
+        lambda: Plan.from_torchrec(theirs, tables.tables, ranks=16),
+        lambda: pk.read_plan(printed, tables=tables),
+    ):
+        try:
+            said.append(str(read()))
+        except ValueError as error:
+            said.append(str(error))
+    yield Check("grid_shard", all("grid_shard" in text for text in said), f"refused: {said[0]}")
+
+
+def check_recipe() -> Iterator[Check]:
+    """The lines of the recipe that load a file where perfkit is not installed."""
+    recipes = Path(__file__).parent.parent / "docs" / "recipes.md"
+    [lines] = [
+        block
+        for block in re.findall(r"```py\n(.*?)```", recipes.read_text(encoding="utf-8"), re.DOTALL)
+        if "ShardingPlan" in block
+    ]
+    plan = list_plans()["each kind"]
+    modules = plan.to_torchrec(TABLES, ranks_per_node=RANKS, device="cpu")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("plan.json").write_text(json.dumps(modules), encoding="utf-8")
+        names: dict[str, Any] = {"json": json}
+        exec(lines, names)
+    loaded = names["plan"]._serialize()
+    made = make_sharding_plan(modules)._serialize()
+    yield Check("lines of the recipe", loaded == made, "load the same plan")
 
 
 def read_model(kept: dict[str, Any]) -> Iterator[Check]:
@@ -469,6 +601,7 @@ def list_checks(kept: dict[str, Any]) -> Iterator[Check]:
         port += 1
         yield from check_refusal(refusal, port, kept)
     yield from check_path(port + 1)
+    yield from check_recipe()
     yield from check_planner(kept)
 
 

@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -33,7 +33,7 @@ from perfkit.workloads.placement_kinds import (
 )
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.table_kernels import FUSED
-from perfkit.workloads.tables import EmbeddingTable, list_tables, name_tables
+from perfkit.workloads.tables import EmbeddingTable, TableSet, list_tables, name_tables
 from perfkit.workloads.torchrec_format import (
     DEVICES,
     MODULE,
@@ -42,6 +42,7 @@ from perfkit.workloads.torchrec_format import (
     find_node_size,
     list_modules,
     name_kernel,
+    read_kernel,
     write_constraint,
     write_entry,
 )
@@ -723,6 +724,45 @@ class Plan:
         return read
 
 
+def take_kernels(tables: TableSet, plan: Any) -> TableSet:
+    """The same tables with the compute kernels and load factors of a plan of TorchRec, by which they
+    are then priced.
+
+    Parameters
+    ----------
+    tables : TableSet
+        The tables, by their names, and by their modules where they have some.
+    plan : ShardingPlan, EmbeddingModuleShardingPlan or mapping
+        TorchRec's objects or their JSON, see `Plan.from_torchrec`.
+
+    Returns
+    -------
+    tables : TableSet
+        The tables with the kernels of the plan. Copied tables lie in device memory.
+
+    Raises
+    ------
+    ValueError
+        For a plan of other tables, and for kernels that perfkit does not price.
+
+    Examples
+    --------
+    >>> from perfkit.workloads.tables import TableSet
+    >>> entry = {"sharding_type": "table_wise", "compute_kernel": "fused_uvm", "ranks": [0]}
+    >>> tables = TableSet([EmbeddingTable(10, 16, name="a")])
+    >>> take_kernels(tables, {"ebc": {"a": entry}}).tables[0].kernel
+    'uvm'
+    """
+    check_type("tables", tables, TableSet)
+    with reading("plan", "compare with Plan.to_torchrec"):
+        entries = _find_entries(list_modules(plan), tables.tables)
+        changed = [
+            read_kernel(entry.place, entry.values, table)
+            for entry, table in zip(entries, tables.tables, strict=True)
+        ]
+    return replace(tables, tables=tuple(changed))
+
+
 @lru_cache(maxsize=8)
 def _place_round_robin(tables: int, ranks: int) -> Plan:
     """The plan of `Plan.round_robin`; those of the last ones are kept."""
@@ -981,7 +1021,10 @@ def _list_unused(
             fault = f"compute_kernel {show(kernel)} of {_count(of_kernel)} is unknown"
         else:
             fault = f"the plan has {kernel} ({where}) for {_count(of_kernel)}, the tables do not"
-        notes.append(f"{fault}; time and memory are those of EmbeddingTable.kernel")
+        notes.append(
+            f"{fault}; time and memory are those of EmbeddingTable.kernel; take_kernels takes those of "
+            "the plan"
+        )
     if by_field:
         listed = ", ".join(
             f"{show(name)} of {_count(of_field)}" for name, of_field in by_field.items()

@@ -2,7 +2,7 @@
 to write or read them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -200,6 +200,21 @@ def name_kernel(table: EmbeddingTable, kind: PlacementKind) -> str:
     if kind.is_copied:
         return DENSE
     return TABLE_KERNELS[table.kernel].torchrec_name
+
+
+def read_kernel(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> EmbeddingTable:
+    """The table with the kernel and the load factor of its entry in a plan of TorchRec."""
+    kernel = entry.get("compute_kernel")
+    if kernel is None:
+        return table
+    names = {one.torchrec_name: one for one in TABLE_KERNELS.values()}
+    names[DENSE] = FUSED
+    check_choice(f"{place}: compute_kernel", kernel, names)
+    cache = entry.get("cache_params")
+    load_factor = None
+    if names[kernel].has_cache and isinstance(cache, Mapping):
+        load_factor = cache.get("load_factor")
+    return replace(table, kernel=names[kernel].name, load_factor=load_factor)
 
 
 def write_entry(

@@ -217,13 +217,14 @@ def check_torchrec(rng: Rng, folder: Path | None = None) -> pk.Plan:
     for table in tables:
         count = int(rng.integers(1, min(table.dim, 2 * ranks) + 1))
         widths = _draw_widths(rng, table.dim, count)
+        firsts = np.cumsum([0, *widths[:-1]]).tolist()
         at = rng.integers(0, ranks, count).tolist()
         entry: dict[str, Any] = {
             "sharding_type": "column_wise",
             "ranks": at,
             "shards": [
-                {"rank": rank, "offsets": [0, 0], "sizes": [table.rows, width]}
-                for rank, width in zip(at, widths, strict=True)
+                {"rank": rank, "offsets": [0, first], "sizes": [table.rows, width]}
+                for rank, first, width in zip(at, firsts, widths, strict=True)
             ],
         }
         kernel = choose(rng, _ON_DEVICE if rng.random() < 0.8 else _ELSEWHERE)
