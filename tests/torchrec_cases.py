@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import perfkit as pk
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -44,21 +43,8 @@ SEQUENCES = (
 TABLES = (*BAGS, *SEQUENCES)
 
 
-def _find_plan() -> Plan:
-    """The plan that a search finds; tables whose rows are not pooled are not split inside nodes."""
-    inside_nodes = ("table_row_wise", "table_column_wise")
-    found = pk.shard(
-        pk.TableSet(TABLES, batch=4096, embedding="fused"),
-        "h100-sxm-8",
-        ranks=RANKS,
-        steps=50,
-        forbid={table.name: inside_nodes for table in SEQUENCES},
-    )
-    return found.plan
-
-
 def list_plans() -> dict[str, Plan]:
-    """Plans by name, for all tables."""
+    """Plans by name, for all tables, without those of searches, which move with each prediction."""
     each_kind = (
         1,
         Placement("column_wise", BOTH, (8, 8)),
@@ -91,7 +77,6 @@ def list_plans() -> dict[str, Plan]:
         "each kind": Plan(RANKS, each_kind),
         "turned": Plan(RANKS, turned),
         "in turn": Plan.round_robin(len(TABLES), ranks=RANKS),
-        "found by a search": _find_plan(),
     }
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -175,7 +175,9 @@ def find_expected() -> tuple[list[float], dict[str, torch.Tensor]]:
     return losses, after
 
 
-def run_rank(rank: int, port: int, modules: Any, answer: Any) -> None:
+def run_rank(
+    rank: int, port: int, modules: Any, tables: Sequence[pk.EmbeddingTable], answer: Any
+) -> None:
     """Shard the model by a plan, train a step, and answer with what the rank then has."""
     os.environ.update(
         MASTER_ADDR="localhost",
@@ -190,7 +192,7 @@ def run_rank(rank: int, port: int, modules: Any, answer: Any) -> None:
     logging.disable(logging.WARNING)
     try:
         dist.init_process_group("gloo", rank=rank, world_size=RANKS)
-        answer.put((rank, _train(rank, modules)))
+        answer.put((rank, _train(rank, modules, tables)))
     except Exception as error:  # what TorchRec refuses is an answer, too
         last = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error}".strip()
@@ -198,7 +200,7 @@ def run_rank(rank: int, port: int, modules: Any, answer: Any) -> None:
     os._exit(0)  # the other rank may wait in a collective for ever
 
 
-def _train(rank: int, modules: Any) -> dict[str, Any]:
+def _train(rank: int, modules: Any, tables: Sequence[pk.EmbeddingTable]) -> dict[str, Any]:
     """Shard the model, train a step, and list what the rank has of each table."""
     from torch.distributed._shard.sharded_tensor import ShardedTensor
     from torchrec.distributed import DistributedModelParallel
@@ -251,7 +253,7 @@ def _train(rank: int, modules: Any) -> dict[str, Any]:
         ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # another kernel or load factor is told by a warning
-        read = Plan.from_torchrec(sharded.plan, TABLES, ranks=RANKS)
+        read = Plan.from_torchrec(sharded.plan, tables, ranks=RANKS)
     return {
         "loss": float(loss.detach()),
         "parts": parts,
@@ -276,12 +278,12 @@ def _cut(full: torch.Tensor, metadata: Any) -> torch.Tensor:
     return full[row : row + rows, column : column + columns]
 
 
-def run_ranks(modules: Any, port: int) -> list[Any]:
+def run_ranks(modules: Any, port: int, tables: Sequence[pk.EmbeddingTable] = TABLES) -> list[Any]:
     """What each rank answers; a text is an error, and None no answer in time."""
     context = torch.multiprocessing.get_context("spawn")
     answer = context.SimpleQueue()
     ranks = [
-        context.Process(target=run_rank, args=(rank, port, modules, answer))
+        context.Process(target=run_rank, args=(rank, port, modules, tables, answer))
         for rank in range(RANKS)
     ]
     for process in ranks:
@@ -300,9 +302,17 @@ def run_ranks(modules: Any, port: int) -> list[Any]:
 
 
 def check_plan(name: str, plan: Plan, port: int, kept: dict[str, Any]) -> Iterator[Check]:
-    """A plan of perfkit in TorchRec's sharded model, and back."""
+    """A plan by hand in TorchRec's sharded model, and back."""
     modules = plan.to_torchrec(TABLES, ranks_per_node=RANKS, device="cpu")
-    answers = run_ranks(modules, port)
+    yield from check_trained(name, plan, TABLES, modules, port)
+    kept["plans"][name] = {"plan": json.loads(plan.to_json()), "torchrec": modules}
+
+
+def check_trained(
+    name: str, plan: Plan, tables: Sequence[pk.EmbeddingTable], modules: Any, port: int
+) -> Iterator[Check]:
+    """Train a step of the model that is sharded by a plan, and read the plan back."""
+    answers = run_ranks(modules, port, tables)
     for rank, answer in enumerate(answers):
         if not isinstance(answer, dict):
             yield Check(f"{name}: trained on rank {rank}", False, str(answer))
@@ -342,7 +352,6 @@ def check_plan(name: str, plan: Plan, port: int, kept: dict[str, Any]) -> Iterat
         serialized == _leave_out_caches(modules),
         "equal",
     )
-    kept["plans"][name] = {"plan": json.loads(plan.to_json()), "torchrec": modules}
 
 
 def _leave_out_caches(modules: dict[str, Any]) -> dict[str, Any]:
@@ -425,8 +434,10 @@ def plan_by_torchrec(model: Any, ranks: int, constraints: Any = None) -> tuple[A
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    logging.disable(logging.NOTSET)
     with contextlib.redirect_stdout(printed):
         plan = planner.plan(model, [EmbeddingBagCollectionSharder()])
+    logging.disable(logging.WARNING)
     logger.removeHandler(handler)
     return plan, printed.getvalue()
 
@@ -582,18 +593,31 @@ def check_recipe() -> Iterator[Check]:
     yield Check("lines of the recipe", loaded == made, "load the same plan")
 
 
-def read_model(kept: dict[str, Any]) -> Iterator[Check]:
-    """Tables of the model, as `perfkit.read_tables` reads them."""
+def check_model(port: int) -> Iterator[Check]:
+    """From the model to its tables, a plan that a search finds, and the sharded model."""
     read = pk.read_tables(make_model("meta"), batch=4096)
     wanted = [(table.name, table.rows, table.dim, table.module) for table in TABLES]
     has = [(table.name, table.rows, table.dim, table.module) for table in read.tables]
     yield Check("tables of the model", has == wanted, f"{len(has)} of {len(wanted)} tables")
+    inside_nodes = ("table_row_wise", "table_column_wise")
+    found = pk.shard(
+        read,
+        "h100-sxm-8",
+        ranks=RANKS,
+        steps=50,
+        min_columns=8,
+        forbid={table.name: (*inside_nodes, "data_parallel") for table in read.tables},
+    )
+    modules = found.to_torchrec(device="cpu", ranks_per_node=RANKS, plain=True)
+    yield from check_trained(
+        "tables and plan from the model", found.plan, read.tables, modules, port
+    )
 
 
 def list_checks(kept: dict[str, Any]) -> Iterator[Check]:
     """All checks, in order."""
     port = 29_611 + os.getpid() % 2000
-    yield from read_model(kept)
+    yield from check_model(port)
     for name, plan in list_plans().items():
         port += 1
         yield from check_plan(name, plan, port, kept)
@@ -610,6 +634,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--keep", action="store_true", help="write the kept answers again")
     options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     names = ("torchrec", "torch", "fbgemm-gpu-cpu")
     answers: dict[str, Any] = {
         "versions": {name: version(name).partition("+")[0] for name in names},
