@@ -11,7 +11,7 @@ from perfkit.workloads.tables import EmbeddingTable
 from tests.torchrec_cases import BAGS, RANKS, REFUSALS, TABLES, Refusal, list_plans, refuse_first
 
 KEPT: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "data" / "torchrec_trip.json").read_text(encoding="utf-8")
+    (Path(__file__).parent / "torchrec_trip.json").read_text(encoding="utf-8")
 )
 
 

@@ -2,7 +2,7 @@
 
 A model of TorchRec's own classes gives its tables; plans of perfkit go into ``DistributedModelParallel`` on two ranks of gloo; a
 step is trained; and the plan comes back from the sharded model. Plans of TorchRec's planner go the other way. What TorchRec
-refuses is tried, too. All that does not need torchrec again is kept in ``tests/data/torchrec_trip.json``, where
+refuses is tried, too. All that does not need torchrec again is kept in ``tests/torchrec_trip.json``, where
 ``tests/test_torchrec_trip.py`` checks it; ``--keep`` writes that file.
 """
 
@@ -43,7 +43,7 @@ from tests.torchrec_cases import (
     refuse_first,
 )
 
-KEPT = Path(__file__).parent / "data" / "torchrec_trip.json"
+KEPT = Path(__file__).with_suffix(".json")
 #: Samples of a rank in the step that is trained.
 _BATCH = 3
 _LEARNING_RATE = 0.5
