@@ -145,6 +145,7 @@ def _list_arguments(
     yield "gpu_unet", []
     yield "traced", []
     yield "v100_embeddings", []
+    yield "lookups", []
     yield "host_tables", []
     yield "updates", []
     yield "published_memory", []

@@ -157,7 +157,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 MEASURED = ["imbalance", "speed", "peers", "placement", "captures", "gpu_vision", "encoders"]
 MEASURED += ["walk", "checks", "gpu_steps", "gpu_survey"]
 SHARED = ["gpu_forms", "gpu_networks", "gpu_unet", "traced", "v100_embeddings"]
-SHARED += ["host_tables", "updates", "published_memory"]
+SHARED += ["lookups", "host_tables", "updates", "published_memory"]
 SAVED = [
     "gpu_products",
     "gpu_attention",

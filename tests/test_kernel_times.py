@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import perfkit as pk
-from perfkit.fitting import Roofline
+from perfkit.fitting import KernelModel
 from perfkit.platform import kernel_times
 from perfkit.platform.gallery import list_gallery
 from perfkit.prediction.cost import Costs, price
@@ -65,7 +65,7 @@ def test_lookups_beside_the_same_lookups_in_a_prediction(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "owner", "place"),
     [
-        ("h100-sxm-8", Roofline, "time"),
+        ("h100-sxm-8", KernelModel, "time"),
         ("zen5-2", kernel_times, "time_sum_of_terms"),
     ],
 )

@@ -159,7 +159,14 @@ def test_gallery_entries_are_whole(name: str) -> None:
     for source in {fit.source for fit in platform.kernels.values() if fit.kind == "fitted"}:
         assert any(
             name in source
-            for name in ("aiconfigurator", "perfkit", "arXiv", "NeuSight", "issue 2491")
+            for name in (
+                "aiconfigurator",
+                "perfkit",
+                "arXiv",
+                "NeuSight",
+                "issue 2491",
+                "recsys-examples",
+            )
         )
 
 

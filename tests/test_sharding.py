@@ -266,7 +266,8 @@ def test_parts_of_a_table_add_up(cluster: Platform) -> None:
     # partial sums of the batch on every rank
     assert costs["rows"]["outputs"] == costs["rows"]["summed"] == 16 * outputs
 
-    assert costs["columns"]["lookup"] > costs["whole"]["lookup"]
+    # more kernels, but each part has a cache of its own
+    assert costs["columns"]["lookup"] > 0.95 * costs["whole"]["lookup"]
     assert costs["whole"]["lookup"] > 0.9 * costs["copies"]["lookup"] - 16e-5
 
 

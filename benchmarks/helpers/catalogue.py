@@ -321,6 +321,15 @@ BENCHMARKS = (
         "GPU iterations that nobody fitted",
     ),
     Benchmark(
+        "lookups",
+        "How far off are lookups of tables in device memory, each source with what others give?",
+        "",
+        1,
+        (Need.SHARED,),
+        _ACCURACY,
+        "Lookups in device memory",
+    ),
+    Benchmark(
         "host_tables",
         "How far off are lookups and updates of tables beyond device memory on an H100?",
         "",

@@ -50,7 +50,7 @@ from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_choice
 from perfkit.models.collectives import bus_factor
 from perfkit.models.roofline import attention_work, gemm_flops, round_up
-from perfkit.platform.datasheets import read_datasheet
+from perfkit.platform.datasheets import find_datasheet, read_datasheet
 from perfkit.platform.file import format_toml
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import (
@@ -60,6 +60,7 @@ from perfkit.platform.kernels import (
     find_stand_in,
 )
 from perfkit.platform.levels import read_levels
+from perfkit.platform.lookup_kernels import make_lookup_kernels
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import (
     POOR,
@@ -843,6 +844,16 @@ def _slow(fit: Fit, scale: float) -> dict[str, float]:
     }
 
 
+def add_lookup_kernels(platform: Platform) -> Platform:
+    """Add kernels that wait for rows of tables: docs/formulas.md, table 3.5."""
+    sheet = find_datasheet(platform.device)
+    capability = platform.device.capability
+    if sheet is None or sheet.multiprocessors is None or capability is None:
+        return platform
+    fits = make_lookup_kernels(platform.kernels, sheet.multiprocessors.value, capability.value)
+    return replace(platform, kernels={**platform.kernels, **fits})
+
+
 def add_context(platform: Platform, default: str = "") -> Platform:
     """Add the scales of the generation of the device, which `benchmarks.gpu_context` fits to
     published steps."""
@@ -864,7 +875,7 @@ def add_context(platform: Platform, default: str = "") -> Platform:
 
 def finish(platform: Platform) -> Platform:
     """A platform as in its file: numbers rounded, with its evidence and a list of poor fits."""
-    platform = add_context(platform)
+    platform = add_lookup_kernels(add_context(platform))
     fits = {**platform.kernels, **platform.collectives}
     poor = [
         f"{key} ({fit.spread:.0%})"

@@ -11,6 +11,7 @@ import numpy as np
 from perfkit.fitting.parameters import Fit, Parameter
 from perfkit.ground.units import Array, Values
 from perfkit.models import collectives as forms
+from perfkit.models.embedding import lookup_time
 from perfkit.models.kernels import TERMS, additive
 from perfkit.models.roofline import attention_work, roofline_time, round_up, rowwise_time
 
@@ -242,6 +243,63 @@ class RowwiseRoofline(KernelModel):
             "rows": sizes["rows"] * self["per_row"],
             "width of a row": sizes["n"] * self["per_column"],
             "memory traffic": sizes["nbytes"] / (self["memory_efficiency"] * sizes["bandwidth"]),
+        }
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LookupRoofline(KernelModel):
+    """Launch, and the longer of waiting for rows and of memory traffic, or both: lookups of tables.
+
+    Parameters
+    ----------
+    launch : Parameter
+        Time of a kernel without lookups [s].
+    memory_efficiency : Parameter
+        Share of the memory bandwidth that rows reach [-].
+    per_lookup, per_number : Parameter
+        What a lookup takes whatever its width, and each of its numbers, over all that run at once
+        [s].
+    hit : Parameter
+        Time of a row that the last cache has, over that of one from memory [-].
+    sharpness : Parameter
+        Exponent of the smooth maximum of waiting and traffic; 1 adds them [-].
+    """
+
+    form: ClassVar[str] = "lookups"
+    equation: ClassVar[str] = (
+        "t = launch + ((lookups (per_lookup + width per_number) (1 - (1 - hit) hits))^q"
+        " + (bytes / (e bandwidth))^q)^(1/q)"
+    )
+
+    launch: Parameter
+    memory_efficiency: Parameter
+    per_lookup: Parameter
+    per_number: Parameter
+    hit: Parameter
+    sharpness: Parameter
+
+    @staticmethod
+    def evaluate(sizes: Sizes, **parameters: Values) -> Array:
+        """Times of kernels [s] for parameters by name, which may be arrays."""
+        given: dict[str, Any] = dict(parameters)
+        bandwidth: Any = given.pop("memory_efficiency") * sizes["bandwidth"]
+        dim = np.maximum(sizes["dim"], 1.0)
+        lookups = sizes["elements"] / dim
+        return np.asarray(
+            lookup_time(
+                lookups, dim, sizes["nbytes"], bandwidth=bandwidth, hits=sizes["hits"], **given
+            )
+        )
+
+    def split(self, sizes: Sizes) -> dict[str, Array]:
+        """Parts that sum to `time`: the launch, the memory traffic, and what waiting for rows adds
+        to it [s]."""
+        launch = np.asarray(self["launch"])
+        traffic = sizes["nbytes"] / (self["memory_efficiency"] * sizes["bandwidth"])
+        return {
+            "launch": launch,
+            "memory traffic": traffic,
+            "waiting for rows": self.time(sizes) - launch - traffic,
         }
 
 
@@ -537,7 +595,14 @@ class Caches(ContextModel):
 #: Models of kernels, of collectives and of iterations, by the name of their form.
 KERNELS: Mapping[str, type[KernelModel]] = {
     model.form: model
-    for model in (Roofline, TiledRoofline, AttentionRoofline, RowwiseRoofline, Additive)
+    for model in (
+        Roofline,
+        TiledRoofline,
+        AttentionRoofline,
+        RowwiseRoofline,
+        LookupRoofline,
+        Additive,
+    )
 }
 COLLECTIVES: Mapping[str, type[CollectiveModel]] = {
     model.form: model for model in (Pipelined, TwoBranch, OverRanks)

@@ -27,9 +27,11 @@ from perfkit.models.distributions import (
     join_buckets,
 )
 from perfkit.models.optimizers import find_optimizer
-from perfkit.models.roofline import round_up
+from perfkit.models.roofline import round_up, smooth_maximum
 
 _INDEX = 8.0  # torch's int64 indices and offsets
+#: Threads of a warp, each of which has one number of a row [-].
+WARP = 32
 _WEIGHT = 4.0  # FBGEMM's fp32 weights of lookups
 
 
@@ -312,6 +314,69 @@ def exact_backward_bytes(
     )
 
 
+@closed_form()
+def lookup_time(
+    lookups: Values,
+    dim: Values,
+    nbytes: Values,
+    *,
+    bandwidth: Values,
+    launch: float = 0.0,
+    per_lookup: float = 0.0,
+    per_number: float = 0.0,
+    hits: Values = 0.0,
+    hit: float = 1.0,
+    sharpness: float = 1.0,
+) -> Values:
+    r"""Time of a kernel that waits for each row: torch's bag, or a search in a hash table.
+
+    Parameters
+    ----------
+    lookups : float, array or expression
+        Rows that are looked up, N [-].
+    dim : float, array or expression
+        Numbers of a row, D [-].
+    nbytes : float, array or expression
+        Bytes moved [B].
+    bandwidth : float, array or expression
+        Bandwidth reached, the efficiency included [B/s].
+    launch : float, optional
+        Time of a kernel without lookups [s].
+    per_lookup : float, optional
+        What a lookup takes whatever its width, over all that run at once [s].
+    per_number : float, optional
+        What a number of a row takes, over all that run at once; rows take whole warps [s].
+    hits : float, array or expression, optional
+        Share of the rows that the last cache has, h [-].
+    hit : float, optional
+        Time of such a row over that of one from memory, c [-].
+    sharpness : float, optional
+        Exponent q: 1 where rows are moved after they were found, large where both overlap [-].
+
+    Returns
+    -------
+    time : same kind as `lookups`
+        Time of the kernel [s].
+
+    Notes
+    -----
+    .. math:: t = t_0 + \left((N (t_l + 32 \lceil D / 32 \rceil t_n) (1 - (1 - c) h))^q
+              + (n / W)^q\right)^{1/q}
+
+    A thread has a number of a row and waits for it before it reads the next row, so what is in
+    flight on a multiprocessor, not the bandwidth, is the limit (docs/formulas.md, table 3.5).
+
+    Examples
+    --------
+    >>> whole = lookup_time(1e6, 128, 5e8, bandwidth=3e12, per_number=2.5e-12, sharpness=1e3)
+    >>> round(whole * 1e6)
+    320
+    """
+    waiting = lookups * (per_lookup + round_up(1.0 * dim, WARP) * per_number)
+    waiting = waiting * (1.0 - (1.0 - hit) * hits)
+    return launch + smooth_maximum(waiting, nbytes / bandwidth, sharpness=sharpness)
+
+
 @dataclass(frozen=True)
 class LookupSizes:
     """What lookups into n tables, and a later update of the same rows, touch and miss.
@@ -356,6 +421,7 @@ def size_lookup(
     dense_bytes: npt.ArrayLike = 0.0,
     groups: npt.ArrayLike | None = None,
     cold: bool = False,
+    in_turn: bool = False,
     batches: Sequence[float] | None = None,
 ) -> LookupSizes:
     r"""Size the lookups of one iteration into tables, or into shares of their rows or columns.
@@ -384,6 +450,9 @@ def size_lookup(
     cold : bool, optional
         Whether the lookups of each table find empty caches, as in a kernel that goes from table to
         table.
+    in_turn : bool, optional
+        Whether the lookups of one table come after those of another, as kernels of GPUs do them, not
+        all together: they miss no more than from empty caches.
     batches : sequence of float, length n, optional
         Batches of indices that rotate; by default every iteration draws fresh ones [-].
 
@@ -418,6 +487,7 @@ def size_lookup(
         entries=entries,
         granularity=granularity,
         cold=cold,
+        in_turn=in_turn,
     )
     if isinstance(distributions, Buckets):  # too many to be compared with others
         return _size(distributions, asked)
@@ -443,6 +513,8 @@ class _Asked(NamedTuple):
         Smallest access [B].
     cold : bool
         Whether the lookups of each table find empty caches.
+    in_turn : bool
+        Whether the lookups of one table come after those of another.
     """
 
     lookups: Any
@@ -454,6 +526,7 @@ class _Asked(NamedTuple):
     entries: float
     granularity: float
     cold: bool
+    in_turn: bool
 
     def as_key(self) -> "_Asked":
         """The same, with tuples in place of arrays, which can be compared."""
@@ -540,20 +613,20 @@ class _Missed(NamedTuple):
 
 def _miss_lookups(tables: _Tables, asked: _Asked) -> _Missed:
     """What lookups of fresh indices miss."""
-    sharing: np.ndarray = tables.members
-    beside = tables.dense
-    if asked.cold:  # each table by itself
-        sharing, beside = np.arange(len(tables.rows)), np.zeros(1)
     sizes = list(dict.fromkeys(asked.capacities))  # a single cache counts for several levels
-    of_sizes = lru_misses(
-        tables.laws,
-        tables.lookups,
-        tables.row,
-        capacity=sizes,
-        dense_bytes=beside,
-        groups=sharing,
-        cold=asked.cold,
-    )
+    if asked.cold:
+        of_sizes = _miss_from_empty_caches(tables, sizes)
+    else:
+        of_sizes = lru_misses(
+            tables.laws,
+            tables.lookups,
+            tables.row,
+            capacity=sizes,
+            dense_bytes=tables.dense,
+            groups=tables.members,
+        )
+        if asked.in_turn:
+            of_sizes = np.minimum(of_sizes, _miss_from_empty_caches(tables, sizes))
     walks = page_walks(
         tables.laws,
         tables.lookups,
@@ -563,6 +636,20 @@ def _miss_lookups(tables: _Tables, asked: _Asked) -> _Missed:
         groups=tables.members,
     )
     return _Missed(of_sizes[[sizes.index(capacity) for capacity in asked.capacities]], walks)
+
+
+def _miss_from_empty_caches(tables: _Tables, sizes: Sequence[float]) -> Array:
+    """What the lookups of each table miss that has caches of these sizes to itself, empty at first."""
+    each_alone = np.arange(len(tables.rows))
+    return lru_misses(
+        tables.laws,
+        tables.lookups,
+        tables.row,
+        capacity=sizes,
+        dense_bytes=np.zeros(1),
+        groups=each_alone,
+        cold=True,
+    )
 
 
 def _rotate_batches(tables: _Tables, asked: _Asked, fresh: _Missed) -> _Missed:

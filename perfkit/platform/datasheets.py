@@ -45,6 +45,8 @@ class Datasheet:
         [FLOP/s].
     power : Quantity or None
         Most that the device draws, where stated [W].
+    multiprocessors : Quantity or None
+        Multiprocessors of the device, where stated [-].
     node : Quantity or None
         Most ranks that the links join in one node, or in one rack, where stated [-].
     """
@@ -54,6 +56,7 @@ class Datasheet:
     links: Mapping[str, Quantity]
     products: Mapping[str, Quantity] = field(default_factory=dict)
     power: Quantity | None = None
+    multiprocessors: Quantity | None = None
     node: Quantity | None = None
 
     @property
@@ -138,6 +141,7 @@ def read_datasheet(system: str) -> Datasheet:
         links,
         products,
         power=found.get(("power", "")),
+        multiprocessors=found.get(("multiprocessors", "")),
         node=found.get(("node", "")),
     )
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.fitting import Additive, KernelModel
+from perfkit.fitting import Additive, KernelModel, LookupRoofline
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array, Values
 from perfkit.platform.kernels import (
@@ -21,6 +21,7 @@ from perfkit.platform.kernels import (
     limit_compiled_cast,
     limit_expansion,
 )
+from perfkit.platform.lookup_kernels import check_hash
 from perfkit.platform.machine import Machine
 
 #: Bytes that a normalization moves, relative to its operands [-]; docs/formulas.md, table 2.2.
@@ -42,6 +43,8 @@ _SHARED_BY_PRODUCTS = ("flops", "nbytes", "beyond_l2", "beyond_l3")
 #: that time a kernel without a fit.
 _ROOFLINE_SIZES = ("flops", "peak", "bandwidth", "m", "n", "k", "rows")
 _PRODUCT_SIZES = ("flops", "batch", "m", "n", "k")
+#: Sizes of lookups that kernels wait for.
+_LOOKUP_SIZES = (*_ROOFLINE_SIZES, "elements", "dim", "hits")
 _BARE_SIZES = ("flops", "nbytes", "row_bytes", "peak")
 
 
@@ -167,9 +170,11 @@ def find_lone_model(machine: Machine, kind: str, variant: str, dtype: str) -> Lo
     Raises
     ------
     ValueError
-        For a product of a recipe of fp8 that the device does not have.
+        For a product of a recipe of fp8 that the device does not have, and for hash tables where
+        their kernels are not known.
     """
     check_scaled_products(machine.device, variant)
+    check_hash(machine.kernels, machine.name, kind, variant)
     fit = find_stand_in(machine.kernels, kind, variant=variant, dtype=dtype)
     fit = limit_compiled_cast(fit, machine.device, variant)
     fit = limit_expansion(fit, machine.device, variant)
@@ -375,6 +380,24 @@ def find_traffic(
     return Traffic(nbytes, bandwidth)
 
 
+def find_hits(row_bytes: Array, from_memory: Array) -> Array:
+    """Share of looked-up rows that the last cache has.
+
+    Parameters
+    ----------
+    row_bytes, from_memory : array
+        Bytes of rows that kernels look up, and of those that come from the main memory [B].
+
+    Returns
+    -------
+    hits : array
+        Zero for kernels that look up none [-].
+    """
+    hits = np.zeros(row_bytes.shape)
+    np.divide(row_bytes - from_memory, row_bytes, out=hits, where=row_bytes > 0)
+    return hits
+
+
 def find_mean_bandwidth(
     main_bandwidth: float, cache_bandwidth: float, from_memory: Array, from_cache: Array
 ) -> Array:
@@ -559,7 +582,8 @@ def size_for_fit(fit: KernelModel, sizes: KernelSizes, members: np.ndarray) -> d
     """Sizes of some kernels as their fit takes them; the bytes of a roofline are its traffic."""
     if isinstance(fit, Additive):
         return _select(sizes, sizes, members)
-    of_roofline = _select(sizes, _ROOFLINE_SIZES, members)
+    names = _LOOKUP_SIZES if isinstance(fit, LookupRoofline) else _ROOFLINE_SIZES
+    of_roofline = _select(sizes, names, members)
     of_roofline["nbytes"] = sizes["traffic"][members]
     return of_roofline
 

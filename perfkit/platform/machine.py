@@ -18,7 +18,12 @@ from perfkit.fitting import (
     Overlap,
     Pace,
 )
-from perfkit.fitting.models import AttentionRoofline, RowwiseRoofline, TiledRoofline
+from perfkit.fitting.models import (
+    AttentionRoofline,
+    LookupRoofline,
+    RowwiseRoofline,
+    TiledRoofline,
+)
 from perfkit.fitting.parameters import LARGEST, LIMITS, TINY, Key, Parameter
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import (
@@ -562,6 +567,8 @@ def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
         raise ValueError(f"{name}: form is 'attention'; only attention has heads")
     if isinstance(fit, RowwiseRoofline) and kind != "rowwise":
         raise ValueError(f"{name}: form is 'rowwise'; only row-wise kernels have rows")
+    if isinstance(fit, LookupRoofline) and not kind.startswith("embedding"):
+        raise ValueError(f"{name}: form is 'lookups'; only embeddings look up rows")
     terms = list_terms(kind)
     if fit.form == "additive" and terms:  # whose sizes its class has
         for term in fit:

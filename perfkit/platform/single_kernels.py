@@ -41,6 +41,7 @@ from perfkit.platform.kernel_times import (
     KernelSizes,
     LoneModel,
     find_aligned_products,
+    find_hits,
     find_lone_model,
     find_mean_bandwidth,
     find_traffic,
@@ -222,6 +223,7 @@ def _size_lookups(
         dim,
         capacities=[max(capacity, 1.0) for capacity in machine.cache_capacities],
         entries=machine.page_entries,
+        in_turn=machine.device.kind != "cpu",
         **access,
     )
     nbytes = embedding.forward_bytes(bags, lookups, dim, **access)
@@ -243,6 +245,8 @@ def _size_lookups(
         "page_walks": found.walks,
         "beyond_l2": beyond_l2,
         "beyond_l3": beyond_l3,
+        "elements": lookups * dim,
+        "hits": find_hits(found.row_bytes, beyond_l3),
         "traffic": traffic.nbytes,
         "bandwidth": traffic.bandwidth,
     }
@@ -330,7 +334,12 @@ def _put_on_device(
         "peak": np.full(count, model.peak),
         "traffic": np.zeros(count),
         "bandwidth": np.full(count, main_bandwidth),
+        "hits": np.zeros(count),
     }
+    if sizes.keys() >= {"lookups", "dim"}:
+        known["elements"] = sizes["lookups"] * sizes["dim"]
+    elif sizes.keys() >= {"lookups", "elements"}:
+        known["dim"] = sizes["elements"] / np.maximum(sizes["lookups"], 1.0)
     if isinstance(model.fit, Additive) and "beyond_l3" in sizes:  # needs nothing of the device
         return known | dict(sizes)
     nbytes = sizes["nbytes"]

@@ -14,6 +14,7 @@ from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.models.collectives import COLLECTIVES
 from perfkit.platform.datasheets import Datasheet, list_datasheets, read_datasheet
 from perfkit.platform.levels import find_generation, read_levels
+from perfkit.platform.lookup_kernels import make_lookup_kernels
 from perfkit.platform.machine import Context, Machine
 from perfkit.platform.whatif import rescale_fit, with_link
 
@@ -77,9 +78,23 @@ def put_on_datasheet(
         else {},
     )
     if efficiency is None:
+        platform = _add_lookup_kernels(platform, sheet)
         levels = read_levels(find_generation(sheet.system))
         return replace(platform, context=replace(platform.context, stacks=levels))
     return _simplify(platform, efficiency)
+
+
+def _add_lookup_kernels(platform: P, sheet: Datasheet) -> P:
+    """Add kernels that wait for rows of tables, where it is known how many wait at once."""
+    if sheet.multiprocessors is None:
+        return platform
+    capability = sheet.device.capability
+    fits = make_lookup_kernels(
+        platform.kernels,
+        sheet.multiprocessors.value,
+        None if capability is None else capability.value,
+    )
+    return replace(platform, kernels={**platform.kernels, **fits})
 
 
 def _simplify(platform: P, efficiency: float) -> P:

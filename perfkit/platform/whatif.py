@@ -41,6 +41,8 @@ _STARTS = dict.fromkeys(("launch", "alpha", "per_collective", "per_resume"), "la
     "page_walks": "memory",
     "per_row": "peak",
     "per_column": "peak",
+    "per_lookup": "peak",
+    "per_number": "peak",
 }
 _TERMS = {**dict.fromkeys(TERMS, "peak"), **_STARTS, "beyond_l3": "memory"}
 P = TypeVar("P", bound=Machine)  # a platform

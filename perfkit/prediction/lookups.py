@@ -28,18 +28,23 @@ class CacheLimits(NamedTuple):
         Pages that the translation buffer holds [-].
     granularity : float
         Smallest access to memory [B].
+    in_turn : bool
+        Whether tables are looked up one after another, as GPUs do.
     """
 
     l2: float
     l3: float
     page_entries: float
     granularity: float
+    in_turn: bool
 
     @classmethod
     def of_rank(cls, platform: Platform, ranks: int) -> "CacheLimits":
         """Limits for one of several ranks; those of a CPU share its last cache."""
         l2, l3 = platform.share_caches(ranks)
-        return cls(l2, l3, platform.page_entries, platform.device.access_granularity)
+        device = platform.device
+        in_turn = device.kind != "cpu"
+        return cls(l2, l3, platform.page_entries, device.access_granularity, in_turn)
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,6 +303,7 @@ def _size_tables(
         dense_bytes=dense_bytes.T.ravel(),
         groups=caches_before + np.tile(cache_of_lookup, repeats),
         cold=finds_empty_caches,
+        in_turn=limits.in_turn,
     )
     lookup_of_operation = _find_lookups(operations, lookups)
 

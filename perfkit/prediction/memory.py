@@ -249,9 +249,11 @@ def find_lives(graph: Graph, is_gradient: np.ndarray) -> BufferLives:
         if graph.labels[n].phase == "backward"
     ]
     buckets = graph.accesses.buffer[graph.accesses.find_of(reduces)]
-    exact = graph.kernels.get(KernelKey("embedding_backward", "exact"), ())
+    sorts = list[int]()
+    for variant in ("exact", "hash"):
+        sorts.extend(graph.kernels.get(KernelKey("embedding_backward", variant), ()))
     # one operand of such a sort only represents traffic
-    accesses = graph.accesses.select(~graph.accesses.find_of(exact))
+    accesses = graph.accesses.select(~graph.accesses.find_of(sorts))
     accesses = accesses.select(np.argsort(accesses.buffer, kind="stable"))
     operations, buffers, nbytes = accesses.operation, accesses.buffer, accesses.nbytes
     opens = np.diff(buffers, prepend=-1) > 0

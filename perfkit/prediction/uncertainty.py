@@ -39,7 +39,8 @@ _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.15, "measured": 0.1}
 _COMPILED = 1.0
 #: How many times as much of a resource an elasticity is taken over [-].
 _STEP = 1.01
-#: Kind and variant of the kernels that look up and update tables, by the `embedding` of a DLRM.
+#: Kind and variant of the kernels that look up and update tables, by the `embedding` of a DLRM; hash
+#: tables are refused where theirs are not known.
 _EMBEDDING_KERNELS = {
     "separate": (("embedding_forward", "_embedding_bag"), ("embedding_backward", "sparse")),
     "fused": (("embedding_forward", "fused"), ("embedding_backward", "fused")),

@@ -78,6 +78,8 @@ MEMORY = (Cost.WEIGHTS, Cost.STATE, Cost.INPUTS, Cost.OUTPUTS, Cost.GRADIENTS)
 COLUMNS = tuple(cost.label for cost in Cost)
 #: PyTorch's int64 indices and offsets [B].
 INDEX_BYTES = 8.0
+#: Embeddings whose lookups are sorted, so that each distinct row is updated once.
+_UPDATE_ONCE = ("exact", "hash")
 #: Lookups of a sample in a shard that has none; a table has more than 0 [-].
 _FEWEST_LOOKUPS = 1e-12
 #: A table may be copied to all ranks if its gradient is at most this many times its pooled rows
@@ -128,7 +130,8 @@ class DividedTables(NamedTuple):
         Whether the tables are copied to all ranks.
     cache_scale : float
         How much of the caches the shards may have, over what one rank has [-]. All tables in a
-        list stand for those that are spread over all ranks.
+        list stand for those that are spread over all ranks. A GPU looks up one table after another,
+        each of which has its cache to itself.
     """
 
     tables: list[EmbeddingTable]
@@ -491,7 +494,8 @@ class Costs:
         if division.split is Split.COLUMNS:
             share = division.share
             shards = [take_part(t, dim=max(round(t.dim * share), 1)) for t in tables]
-            return DividedTables(shards, batch, copied=False, cache_scale=ranks * share)
+            scale = self._share_caches(ranks * share)
+            return DividedTables(shards, batch, copied=False, cache_scale=scale)
         parts = division.parts
         with_hot_row = division.split is Split.FIRST_ROWS
         shards = []
@@ -503,7 +507,13 @@ class Costs:
             if with_hot_row:
                 part = keep_hottest(part, table)
             shards.append(part)
-        return DividedTables(shards, batch, copied=False, cache_scale=ranks / parts)
+        scale = self._share_caches(ranks / parts)
+        return DividedTables(shards, batch, copied=False, cache_scale=scale)
+
+    def _share_caches(self, scale: float) -> float:
+        """How much of the caches shards may have that are spread over ranks of a CPU; see
+        `DividedTables` [-]."""
+        return 1.0 if self.accelerated else scale
 
     def _time(self, divided: DividedTables) -> TableTimes:
         """Times of each table, and the time to start kernels that work on all of them."""
@@ -560,7 +570,7 @@ class Costs:
             self.platform,
             ranks=self.ranks,
             optimizer=optimizer,
-            sorts=self.workload.embedding == "exact",
+            sorts=self.workload.embedding in _UPDATE_ONCE,
         )
         seconds[:, Cost.LOOKUP] += self.scale * times.forward
         seconds[:, Cost.BACKWARD] += self.scale * times.backward
@@ -664,14 +674,15 @@ def _record(costs: Costs, divided: DividedTables) -> RecordedTables:
     step(tape, "sgd", lists=costs.accelerated)
     note(Work.UPDATE)
     graph = make_graph(tape, family=workload.family)
-    if workload.embedding == "exact" and not copied:
+    if workload.embedding in _UPDATE_ONCE and not copied:
         _follow_laws(graph, costs, divided)
     return RecordedTables(graph, tuple(works))
 
 
 def _follow_laws(graph: Graph, costs: Costs, divided: DividedTables) -> None:
     """Let the traffic of the exact backward pass of each table follow its own law of lookups."""
-    [backward] = graph.kernels[KernelKey("embedding_backward", "exact")]
+    variant = costs.workload.embedding
+    [backward] = graph.kernels[KernelKey("embedding_backward", variant)]
     last_access = np.flatnonzero(graph.accesses.operation == backward)[-1]
     optimizer = costs.workload.optimizer
     traffic = [layers.exact_traffic(t, divided.samples, optimizer) for t in divided.tables]

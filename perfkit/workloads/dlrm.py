@@ -49,7 +49,7 @@ _FEWEST_LOOKUPS = 1e-12
 _OPEN = ("batch",)
 _CHOICES = {
     "interaction": ("dot", "cross"),
-    "embedding": ("separate", "fused", "exact"),
+    "embedding": ("separate", "fused", "exact", "hash"),
     "reduction": ("buckets", "grouped"),
 }
 
@@ -99,8 +99,9 @@ def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
 def _check_optimizer(optimizer: str, embedding: str, *, sparse: bool, fused: bool) -> None:
     """Refuse an optimizer without the kernels that a model asks for, or one that needs the sum of
     all gradients of a row where nothing adds them up."""
-    summed = embedding == "exact" or (embedding == "separate" and not sparse)
-    update = find_optimizer(optimizer, dense=True, rows=embedding == "exact", by_shape=False)
+    updates_once = embedding in ("exact", "hash")
+    summed = updates_once or (embedding == "separate" and not sparse)
+    update = find_optimizer(optimizer, dense=True, rows=updates_once, by_shape=False)
     if fused:
         update.operations("fused")  # an error if there is no such kernel
     if not summed and not update.sparse_rows:
@@ -188,7 +189,10 @@ class DLRM:
     embedding : str
         ``separate``: one bag operation a table. ``fused``: one kernel looks up all tables, and one
         kernel updates their rows in the backward pass, lookup by lookup; `sparse` has no effect.
-        ``exact``: likewise, but lookups are sorted and each distinct row is updated once.
+        ``exact``: likewise, but lookups are sorted and each distinct row is updated once. ``hash``: as
+        ``exact``, but a kernel searches each row in a hash table first and inserts new ones, as
+        dynamicemb does; it has `rows` rows, and copies on all ranks are plain tables. GPUs whose
+        datasheet states their multiprocessors know it.
     fused : bool
         Whether one kernel of the optimizer updates all dense weights.
     mixed : bool

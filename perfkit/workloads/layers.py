@@ -30,6 +30,7 @@ from perfkit.workloads.layer_types import (
     FusedEmbeddings,
     FusedEmbeddingUpdates,
     GroupedProduct,
+    HashEmbeddingUpdates,
     LayerNorm,
     Linear,
     LinearFp8,
@@ -500,7 +501,7 @@ def embedding_bags(
     With ``separate`` embeddings each table is looked up by a kernel, and its gradient has one row
     per lookup or is as large as the table. Otherwise one kernel looks up all tables. Its backward
     pass updates a row for each of its lookups (``fused``), or sorts the lookups and updates each
-    distinct row once (``exact``). Tables that are `copied` to all ranks have gradients as large as
+    distinct row once (``exact``; ``hash`` searches it in a hash table first). Tables that are `copied` to all ranks have gradients as large as
     themselves, which are averaged. Of the last `unpooled` tables each row that is looked up is a
     result of its own.
     """
@@ -541,6 +542,8 @@ def embedding_bags(
             row_bytes.append(
                 _find_traffic(exact_traffic, alone, lookups[position].bags, model.optimizer)
             )
+    if model.embedding == "hash":
+        return HashEmbeddingUpdates(lookups, row_bytes).apply(tape)
     return ExactEmbeddingUpdates(lookups, row_bytes).apply(tape)
 
 

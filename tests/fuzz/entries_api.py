@@ -95,7 +95,7 @@ DLRM = {
     "kernel": ("fused", "fused", "uvm", "uvm_caching", ["fused", "uvm_caching"]),
     "load_factor": (None, None, 0.5, [None, 0.1]),
     "sparse": True,
-    "embedding": ("separate", "fused", "exact"),
+    "embedding": ("separate", "fused", "exact", "hash"),
     "fused": True,
     "dtype": ("fp32", "fp32", "bf16", "fp16"),
     "optimizer": ("sgd", "sgd", "adagrad"),
