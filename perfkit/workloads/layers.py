@@ -501,9 +501,9 @@ def embedding_bags(
     With ``separate`` embeddings each table is looked up by a kernel, and its gradient has one row
     per lookup or is as large as the table. Otherwise one kernel looks up all tables. Its backward
     pass updates a row for each of its lookups (``fused``), or sorts the lookups and updates each
-    distinct row once (``exact``; ``hash`` searches it in a hash table first). Tables that are `copied` to all ranks have gradients as large as
-    themselves, which are averaged. Of the last `unpooled` tables each row that is looked up is a
-    result of its own.
+    distinct row once (``exact``; ``hash`` searches it in a hash table first). Tables that are `copied`
+    to all ranks have gradients as large as themselves, which are averaged. Of the last `unpooled`
+    tables each row that is looked up is a result of its own.
     """
     lookups = []
     for position, table in enumerate(tables):
