@@ -17,7 +17,7 @@ from perfkit.ground.units import steady
 from perfkit.models.distributions import Zipf
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
-from perfkit.sharding import bound, costs, planner, problem, search, setup
+from perfkit.sharding import bound, costs, planner, problem, setup, state
 from perfkit.sharding.candidates import list_candidates, list_floors
 from perfkit.sharding.costs import COLUMNS, Cost
 from perfkit.sharding.planner import (
@@ -29,6 +29,7 @@ from perfkit.sharding.planner import (
 )
 from perfkit.sharding.result import ShardingResult, price_checked_plan, price_placements
 from perfkit.sharding.setup import set_up
+from perfkit.sharding.state import State
 from perfkit.workloads.dlrm import DLRM, list_local_tables
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import (
@@ -209,7 +210,7 @@ def test_loads_of_a_search_are_those_of_the_price_of_its_plan(
     problem = replace(problem, constraints=read_constraints(names, 16))
     everywhere = {name: np.ones(7, dtype=bool) for name in KINDS}
     candidates = list_candidates(problem, everywhere)
-    state = search.State(problem, candidates)
+    state = State(problem, candidates)
     placements: list[Any] = [None] * 7
     for unit, candidate in enumerate(candidates.choose_kinds(np.full(7, kind.name))):
         assert candidates.kind[candidate] == kind.name
@@ -388,7 +389,7 @@ def shake_last_bits(patch: pytest.MonkeyPatch, rng: np.random.Generator) -> None
         return steady(shake(values))
 
     patch.setattr(costs, "price", price)
-    for module in (costs, bound, setup, planner, search):
+    for module in (costs, bound, setup, planner, state):
         patch.setattr(module, "steady", shake_and_steady)
 
 

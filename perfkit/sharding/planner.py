@@ -31,8 +31,9 @@ from perfkit.sharding.constraints import (
 from perfkit.sharding.kernels import choose_kernels, read_kernels
 from perfkit.sharding.problem import DEVICE_RESOURCES, Constraints, Problem
 from perfkit.sharding.result import PlanPrice, ShardingResult, price_checked_plan
-from perfkit.sharding.search import Assignment, Progress, State, search_assignment
+from perfkit.sharding.search import Progress, search_assignment
 from perfkit.sharding.setup import set_up
+from perfkit.sharding.state import Assignment, State
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KIND_OF_NAME, KINDS, PLACEMENT_KINDS, WHOLE
