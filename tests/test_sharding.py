@@ -17,7 +17,7 @@ from perfkit.ground.units import steady
 from perfkit.models.distributions import Zipf
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
-from perfkit.sharding import bound, costs, planner, problem, setup, state
+from perfkit.sharding import bound, costs, planner, problem, setup, starts, state
 from perfkit.sharding.candidates import list_candidates, list_floors
 from perfkit.sharding.costs import COLUMNS, Cost
 from perfkit.sharding.planner import (
@@ -389,7 +389,7 @@ def shake_last_bits(patch: pytest.MonkeyPatch, rng: np.random.Generator) -> None
         return steady(shake(values))
 
     patch.setattr(costs, "price", price)
-    for module in (costs, bound, setup, planner, state):
+    for module in (costs, bound, setup, planner, starts, state):
         patch.setattr(module, "steady", shake_and_steady)
 
 

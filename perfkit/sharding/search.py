@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from perfkit.ground.units import Array
-from perfkit.sharding.starts import construct, list_starts
+from perfkit.sharding.starts import construct, fill_bases, list_starts
 from perfkit.sharding.state import Assignment, State
 
 #: Most ranks that a rank may move a shard to, or exchange shards with, in one step [-].
@@ -317,7 +317,7 @@ def search_assignment(
         seconds = steps * _STEP
     units = len(state.conflicts)
     try:
-        starts = search.try_starts(bases, placed, seconds / _PARTS_OF_WORK)
+        starts = search.try_starts(fill_bases(state, bases), placed, seconds / _PARTS_OF_WORK)
         wanted = seconds / (_WORK_OF_UNIT * units)
         anneals = int(np.clip(wanted, _FEWEST_ANNEALS, _MOST_ANNEALS))
         share = _SHARE_OF_MORE_ANNEALS

@@ -1,18 +1,22 @@
 """Starts of a search: which candidate each unit of tables has, and where it is placed first."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.ground.units import Array
-from perfkit.sharding.problem import DEVICE_RESOURCES, Resource
+from perfkit.ground.units import Array, steady
+from perfkit.sharding.problem import DEVICE_RESOURCES, REDUCED, Resource
 from perfkit.sharding.state import State
 from perfkit.workloads.placement_kinds import PLACEMENT_KINDS, WHOLE, Reach
 
 #: Largest shard of a table that is split by columns in a start, over the average load of a rank
 #: [-].
 _SPLITS = (0.7, 0.35, 2.0)
+#: A unit that loads its rank with more than this share of the average time is also tried on several
+#: ranks [-].
+_LARGEST_ON_ONE_RANK = (1.0, 0.8)
 
 
 class Start(NamedTuple):
@@ -83,6 +87,136 @@ def _find_emptiest_ranks(state: State, candidate: int) -> np.ndarray:
         ranks = np.argsort(-np.where(is_open, free_memory, -np.inf), kind="stable")[:shards]
     first_of_node = ranks[:1] // state.ranks_per_node * state.ranks_per_node
     return first_of_node + np.arange(len(ranks))
+
+
+class _Exchange(NamedTuple):
+    """What candidates exchange in pooled rows.
+
+    Parameters
+    ----------
+    nbytes : array of int
+        Bytes of each candidate on all ranks together [B].
+    grain : int
+        Common divisor of the bytes of all shards of a choice: what a rank exchanges is a multiple of
+        it [B].
+    """
+
+    nbytes: np.ndarray
+    grain: int
+
+
+def _measure_exchange(state: State, chosen: np.ndarray) -> _Exchange:
+    """Pooled rows of candidates, and the grain of those of these units."""
+    of_shard = state.candidate_load[:, Resource.POOLED].astype(int)
+    of_hot_row = state.hot_row_load[:, Resource.POOLED].astype(int)
+    grain = np.gcd.reduce(of_shard[chosen])
+    return _Exchange(state.candidates.shards * of_shard + of_hot_row, int(grain))
+
+
+def _time_even_ranks(state: State, chosen: np.ndarray) -> float:
+    """Time of an iteration if all ranks had the same load, up to the grain of the exchange and the
+    largest shard [s]."""
+    exchange = _measure_exchange(state, chosen)
+    candidates = state.candidates
+    load = candidates.total_load[chosen].sum(axis=0) / state.ranks
+    everywhere = candidates.on_every_rank[chosen]
+    largest = state.candidate_load[chosen[~everywhere]].max(axis=0, initial=0.0)
+    with_largest = largest + state.candidate_load[chosen[everywhere]].sum(axis=0)
+    load[DEVICE_RESOURCES] = np.maximum(load, with_largest)[DEVICE_RESOURCES]
+    if exchange.grain:
+        load[Resource.POOLED] = math.ceil(load[Resource.POOLED] / exchange.grain) * exchange.grain
+    return float(steady(state.problem.time(load)))
+
+
+def _price_candidates(state: State, base: np.ndarray) -> Array:
+    """Time of each candidate on even ranks without pooled rows: its seconds, and its bytes at the
+    price of a byte under a base [s]."""
+    problem = state.problem
+    loads = state.candidates.total_load / state.ranks
+    average = loads[base].sum(axis=0)
+    seconds: Array = loads[:, DEVICE_RESOURCES].sum(axis=1)
+    for resource in (Resource.PARTIAL, Resource.INDICES, *REDUCED):
+        if resource in problem.curves:
+            curve, step = problem.curves[resource], max(average[resource] * 1e-2, 1.0)
+            slope = float(curve(average[resource] + step) - curve(average[resource])) / step
+            seconds = seconds + slope * loads[:, resource]
+    return seconds
+
+
+def _fill_exchange(state: State, base: np.ndarray, *, full: bool) -> np.ndarray:
+    """Give some units other candidates, so that all ranks can exchange the same bytes: the next
+    multiple of the grain above the average if `full`, else the one below.
+
+    The exchange waits for the rank with most bytes, so the others exchange as much at no cost. Units
+    whose time grows least for a byte change first.
+    """
+    candidates = state.candidates
+    exchange = _measure_exchange(state, base)
+    if not exchange.grain:
+        return base
+    multiple = exchange.grain * state.ranks
+    missing = -int(exchange.nbytes[base].sum()) % multiple
+    if not full and missing:
+        missing -= multiple
+    if not missing:
+        return base
+    seconds = _price_candidates(state, base)
+    base_of_candidate = base[candidates.unit]
+    added = exchange.nbytes - exchange.nbytes[base_of_candidate]
+    growth = seconds - seconds[base_of_candidate]
+    useful = (np.sign(added) == np.sign(missing)) & (np.abs(added) <= abs(missing))
+    useful &= (added % exchange.grain == 0) & np.isin(candidates.unit, state.free_units)
+    others = np.flatnonzero(useful)
+    order = np.argsort(steady(growth[others] / np.abs(added[others])), kind="stable")
+    filled = base.copy()
+    for candidate in others[order]:
+        unit = candidates.unit[candidate]
+        if filled[unit] == base[unit] and abs(added[candidate]) <= abs(missing):
+            filled[unit] = candidate
+            missing -= added[candidate]
+        if not missing:
+            break
+    return filled
+
+
+def _spread_large_units(state: State, base: np.ndarray, share: float) -> np.ndarray:
+    """Give units that lie on one rank and load it with more than a share of the average time of a
+    rank [-] their cheapest candidate on several ranks, if they have one."""
+    candidates, free = state.candidates, state.free_units
+    seconds = _price_candidates(state, base)
+    of_shard = state.candidate_load[:, DEVICE_RESOURCES]
+    average = candidates.total_load[base].sum(axis=0)[DEVICE_RESOURCES] / state.ranks
+    everywhere = base[candidates.on_every_rank[base]]
+    limit = share * average - of_shard[everywhere].sum(axis=0)
+    on_one_rank = (candidates.shards[base] == 1) & ~candidates.on_every_rank[base]
+    too_large = on_one_rank & (of_shard[base] > limit).any(axis=1)
+    spread = base.copy()
+    for unit in np.intersect1d(np.flatnonzero(too_large), free):
+        own = np.arange(state.first_candidate[unit], state.first_candidate[unit + 1])
+        others = own[candidates.shards[own] > 1]
+        if len(others):
+            spread[unit] = others[np.argmin(steady(seconds[others]))]
+    return spread
+
+
+def fill_bases(state: State, bases: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Candidates of the units to start from, those that take the least time on even ranks first.
+
+    `bases` are candidates of the units in relaxed problems. Each is also taken with its largest units
+    on several ranks, and with ranks that exchange the same bytes.
+    """
+    times = dict[bytes, float]()
+    filled = list[np.ndarray]()
+    for base in bases:
+        spread = [_spread_large_units(state, base, share) for share in _LARGEST_ON_ONE_RANK]
+        for variant in (base, *spread):
+            more = _fill_exchange(state, variant, full=True)
+            fewer = _fill_exchange(state, variant, full=False)
+            for chosen in (variant, more, fewer):
+                if chosen.tobytes() not in times:
+                    times[chosen.tobytes()] = _time_even_ranks(state, chosen)
+                    filled.append(chosen)
+    return sorted(filled, key=lambda chosen: times[chosen.tobytes()])
 
 
 def list_starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[Start]:
