@@ -7,6 +7,7 @@ import pytest
 
 import perfkit as pk
 from benchmarks import host_tables as benchmark
+from perfkit.__main__ import main
 from perfkit.models import host_tables
 from perfkit.models.caches import lru_hit_rate
 from perfkit.models.distributions import Uniform, unique_rows
@@ -255,3 +256,16 @@ def test_other_devices_than_the_measured_one_say_so() -> None:
         assert ("were measured on NVIDIA H100" in told) == warned
         price = pk.price_plan(make(kernel=kernel), name, plan)
         assert ("were measured on NVIDIA H100" in " ".join(price.warnings)) == warned
+
+
+def test_the_command_line_puts_tables_into_host_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = tmp_path / "tables.csv"
+    tables.write_text("name,rows,dim,pooling\nfew,80000000,128,1\nmany,80000000,128,30\n")
+    line = f"shard --tables {tables} --batch 1024 --embedding fused --platform h100-sxm-8 --ranks 1"
+    words = [*line.split(), "--steps", "1", "--kernels"]
+    assert main([*words, "fused,uvm_caching"]) == 0
+    assert "1 of 2 tables lie in host memory (uvm_caching): few" in capsys.readouterr().out
+    assert main([*words, "fused,hbm"]) == 2
+    assert "kernels is 'hbm'" in capsys.readouterr().err

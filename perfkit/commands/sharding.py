@@ -67,6 +67,11 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
     help="least columns of a shard of a split table; default 128 as in TorchRec, 1: no limit",
 )
 @click.option(
+    "--kernels",
+    metavar="NAMES",
+    help="where tables may lie if device memory is too small, as fused,uvm_caching; default: fused",
+)
+@click.option(
     "--seconds",
     type=NUMBER,
     help="time of the search, default 1; --measure: time per placement and pass",
@@ -113,6 +118,7 @@ def shard_command(
     embedding: str | None,
     memory: float | None,
     min_columns: int | None,
+    kernels: str | None,
     seconds: float | None,
     steps: int | None,
     seed: int | None,
@@ -134,6 +140,7 @@ def shard_command(
             steps=steps,
             memory=memory,
             min_columns=min_columns,
+            kernels=kernels,
             plan=plan,
             out=out,
             format=form,
@@ -158,6 +165,12 @@ def shard_command(
     else:
         settings = keep_given(seconds=seconds, steps=steps, seed=seed)
         limits = keep_given(memory=memory, min_columns=min_columns)
+        if kernels is not None:
+            if plan is not None:
+                refuse_given(
+                    "it is for a search; a plan says the kernel of each table", kernels=kernels
+                )
+            limits["kernels"] = kernels.split(",")
         target = _PlanFile(out, form or "perfkit", module)
         answer = _search(workload, platform, ranks, limits, plan, target, settings)
     files.write(answer)
