@@ -18,7 +18,7 @@ from perfkit.models.kernels import term_names
 from tests.quick import DURATIONS, LONGEST
 
 ROOT = Path(__file__).resolve().parent.parent
-collect_ignore = ["golden", "fuzz"]  # answers to compare with, and inputs: no tests
+collect_ignore = ["golden", "fuzz", "torchrec_trip.py"]  # answers, inputs and a program: no tests
 gc.disable()  # until all is imported
 
 # A busy machine is no failure, and the same tree is judged the same way twice. With more examples, or with new ones:
