@@ -150,3 +150,61 @@ def test_a_datasheet_without_pcie_asks_for_everything_at_once() -> None:
     platform = pk.Platform.from_datasheet("mine", flops={"bf16": 1e14}, memory=(96e9, 3e12))
     with pytest.raises(ValueError, match=r"give capacity .* and bandwidth .*, and link, what one"):
         platform.with_host_memory(sharers=1)
+
+
+@pytest.mark.parametrize(
+    ("of_model", "of_strategy", "wanted"),
+    [
+        ({"checkpoint": True}, {}, "checkpoint='full'; state in the strategy checkpoint='full'"),
+        (
+            {"checkpoint": "mlp", "checkpoint_layers": 2},
+            {},
+            "state in the strategy checkpoint='mlp', checkpoint_layers=2, or leave them out",
+        ),
+        (
+            {"parallel": "fsdp"},
+            {},
+            "do not count: parallel='fsdp'; state in the strategy zero=3",
+        ),
+        (
+            {"accumulate": 2},
+            {"dp": 4},
+            "do not count: accumulate=2; state in the strategy micro_batch=2",
+        ),
+        (
+            {"overlap": False},
+            {},
+            "do not count: overlap=False; state in the strategy overlap=False",
+        ),
+        ({"checkpoint": True}, {"checkpoint": "full"}, None),
+        ({"checkpoint": True}, {"checkpoint": "mlp"}, None),
+        ({"parallel": "fsdp"}, {"zero": 3}, None),
+        ({"parallel": "fsdp"}, {"dp": 1}, None),
+        ({"accumulate": 2}, {}, None),
+        ({"accumulate": 4}, {"micro_batch": 2}, None),
+        ({}, {}, None),
+    ],
+)
+def test_settings_of_a_model_that_a_strategy_replaces_are_told(
+    of_model: dict[str, Any], of_strategy: dict[str, Any], wanted: str | None
+) -> None:
+    """Where the strategy leaves them at their defaults and they would change something."""
+    model = replace(DENSE, **of_model)
+    strategy = replace(pk.Strategy(dp=8), **of_strategy)
+    found = pk.predict(model, "h100-sxm-8", strategy=strategy)
+    notes = [text for text in found.warnings if "the strategy replaces settings" in text]
+    assert found.time == pk.predict(DENSE, "h100-sxm-8", strategy=strategy).time
+    if wanted is None:
+        assert not notes
+    else:
+        [note] = notes
+        assert wanted in note
+
+
+def test_a_search_says_nothing_of_settings_that_it_chooses() -> None:
+    again = replace(DENSE, checkpoint=True)
+    text = "the strategy replaces settings"
+    searched = pk.explore(again, "h100-sxm-8", 8)
+    assert not any(text in warning for warning in searched.warnings)
+    given = pk.explore(again, "h100-sxm-8", strategies=[pk.Strategy(dp=8)])
+    assert any(text in warning for warning in given.warnings)

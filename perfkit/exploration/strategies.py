@@ -382,7 +382,10 @@ def explore(
     plans = tuple(priced.plans[place] for place in order) if priced.plans else ()
     fastest = plans[0] if plans else _read_strategy(frame)
 
-    # 3. What a reader must know.
+    # 3. What a reader must know: a search chooses what given strategies may have forgotten.
+    shown = model
+    if isinstance(model, Transformer) and not strategies:
+        shown = model.without_sharing()
     left_out = []
     if strategies:
         left_out += _list_misfits(model, strategies, counts)
@@ -396,7 +399,7 @@ def explore(
         plans=plans,
         doubled=float(priced.time[priced.find_fitting(room.double())].min()),
         left_out=tuple(left_out),
-        warn=partial(_list_warnings, model, where, execution, fastest, stack),
+        warn=partial(_list_warnings, shown, where, execution, fastest, stack),
     )
 
 

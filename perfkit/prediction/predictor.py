@@ -55,6 +55,7 @@ from perfkit.workloads.stack import (
     list_savings,
     name_padding,
     note_misfits,
+    note_replaced,
     note_unpriced,
 )
 from perfkit.workloads.strategy import Strategy
@@ -181,7 +182,7 @@ def predict(
         [s].
     strategy : Strategy, optional
         How ranks share a Transformer; it replaces what the Transformer says of sharing, checkpoints
-        and micro-batches.
+        and micro-batches, with a warning where it leaves at its default what the Transformer states.
     stack : str or Stack, optional
         The software that runs it, one of `perfkit.stacks`: its facts fill what workload, strategy
         and execution leave at their defaults. By default the usual one, see
@@ -256,7 +257,10 @@ def predict(
     of_level = note_level(machine, software, resolved.workload, resolved.ranks)
     of_facts = note_unpriced(work.workload, software)
     of_facts += note_misfits(work.workload, software, is_stated=stack is not None)
-    warn_once(notes.doubts, 3)
+    of_settings: tuple[str, ...] = ()
+    if strategy is not None:
+        of_settings = note_replaced(workload, work.strategy)
+    warn_once(notes.doubts + of_settings, 3)
     spread = estimate_spread(priced, timings, causes, machine, loading_time)
     parts = [*causes.sum_by_resource().values(), causes.loading]
     title = f"{resolved.workload.description} on {machine.name!r}"
@@ -292,7 +296,7 @@ def predict(
         fixed_time=fixed_time,
         execution=timings.slowest.graph.execution,
         unmodelled=notes.unmodelled,
-        warnings=notes.doubts + notes.advice + of_level + of_facts,
+        warnings=notes.doubts + notes.advice + of_level + of_facts + of_settings,
         stack=software,
         _timeline=timings.timeline,
         _repredict=repredict,

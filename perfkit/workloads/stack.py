@@ -20,7 +20,7 @@ from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.sizes import check_ranks
 from perfkit.workloads.strategy import Strategy, check_strategy_type
 from perfkit.workloads.tape import ITEMSIZE
-from perfkit.workloads.transformer import Transformer
+from perfkit.workloads.transformer import Transformer, name_checkpoint
 
 #: What mixed precision may be: weights of fp32 that each operation casts, or low-precision weights
 #: of which the optimizer keeps fp32 masters.
@@ -716,6 +716,61 @@ def note_misfits(workload: Any, stack: Stack, *, is_stated: bool = True) -> tupl
                 "none: mixed is False; take mixed=True"
             )
     return tuple(notes)
+
+
+def note_replaced(model: Any, strategy: Strategy | None) -> tuple[str, ...]:
+    """A note where settings of a model that a strategy replaces were stated, and it leaves them at their
+    defaults.
+
+    Parameters
+    ----------
+    model : Workload
+        What is predicted; of a Transformer, with its own settings for sharing.
+    strategy : Strategy or None
+        One, with the facts of its software; None where the settings of the model count.
+
+    Returns
+    -------
+    notes : tuple of str
+        A sentence, or nothing: also where the strategy says the same, or something else that is no
+        default.
+
+    Examples
+    --------
+    >>> note_replaced(Transformer.gpt2(batch=8, checkpoint=True), Strategy(dp=8))
+    ("the strategy replaces settings of the model, which do not count: checkpoint='full'; state in the strategy checkpoint='full', or leave them out",)
+    """
+    if strategy is None or not isinstance(model, Transformer):
+        return ()
+    stated = []
+    wanted = []
+    checkpoint = name_checkpoint(model.checkpoint)
+    if checkpoint != "none" and strategy.checkpoint == "none":
+        texts = [f"checkpoint={checkpoint!r}"]
+        if model.checkpoint_layers < model.layers:
+            texts.append(f"checkpoint_layers={model.checkpoint_layers}")
+        if model.checkpoint_group > 1:
+            texts.append(f"checkpoint_group={model.checkpoint_group}")
+        stated += texts
+        wanted += texts
+    shared = PARALLEL.index(model.parallel)
+    if shared and strategy.zero == 0 and strategy.dp * strategy.cp > 1:
+        stated.append(f"parallel={model.parallel!r}")
+        wanted.append(f"zero={shared}")
+    micro_batches = model.batch / (strategy.dp * strategy.micro_batch)
+    if model.accumulate > 1 and strategy.micro_batch == 1 and micro_batches != model.accumulate:
+        stated.append(f"accumulate={model.accumulate}")
+        micro_batch = model.batch / (strategy.dp * model.accumulate)
+        wanted.append(f"micro_batch={micro_batch:g}" if micro_batch % 1 == 0 else "a micro_batch")
+    if not model.overlap and strategy.overlap:
+        stated.append("overlap=False")
+        wanted.append("overlap=False")
+    if not stated:
+        return ()
+    return (
+        f"the strategy replaces settings of the model, which do not count: {', '.join(stated)}; state in "
+        f"the strategy {', '.join(wanted)}, or leave them out",
+    )
 
 
 def list_savings(
