@@ -135,6 +135,8 @@ def _draw_strategy(rng: np.random.Generator, model: Transformer) -> Strategy:
     chunks = 1
     if pp > 1 and SCHEDULES[schedule].has_chunks:
         chunks = int(rng.integers(1, 5))
+    if pp > 1 and schedule == "interleaved":
+        chunks = max(chunks, 2)
     fields: dict[str, Any] = {
         "tp": _draw_power(rng, 3),
         "pp": pp,

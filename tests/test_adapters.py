@@ -282,14 +282,16 @@ def test_what_was_never_checked_with_adapters_is_refused(changes: Any, message: 
 
 def test_ranks_that_share_layers_refuse_adapters() -> None:
     model = pk.Transformer.gpt2(**SMALL, dtype="bf16", lora_rank=8)
-    with pytest.raises(ValueError, match=r"cannot share lora_rank .* 8; adapters are modelled on"):
+    with pytest.raises(
+        ValueError, match=r"not go with lora_rank .* 8, as tp is 2; adapters are modelled on"
+    ):
         pk.predict(model, "h100-sxm-8", strategy=pk.Strategy(tp=2, dp=4))
     for predict in (pk.predict, pk.explore):
         with pytest.raises(ValueError, match=r"stack is 'megatron' .* 'ddp' or 'fsdp'"):
             predict(model, "h100-sxm-8", ranks=8, stack="megatron")
     given = [pk.Strategy(tp=2, dp=4), pk.Strategy(dp=8)]
     found = pk.explore(model, "h100-sxm-8", ranks=8, strategies=given)
-    assert "cannot share lora_rank of the model, 8" in str(found)
+    assert "does not go with lora_rank of the model, 8, as tp is 2; " in str(found)
     found = pk.explore(model, "h100-sxm-8", ranks=8)
     assert set(found.table()["tp"]) == set(found.table()["pp"]) == {1}
 

@@ -567,6 +567,10 @@ MISTAKES = {
     f"{PREDICT} --tp 2 --checkpoint-layers 8": "take --checkpoint, or leave --checkpoint-layers out$",
     f"{PREDICT} --checkpoint-group 2": "take --checkpoint without --checkpoint-layers, or leave --ch",
     f"{PREDICT} --tp 2 --parallel fsdp": "parallel is given; .*--tp, .* say how ranks share",
+    f"{PREDICT} --dp 8 --zero 3 --batch 4": "; more ranks than sequences share each sequence with cp",
+    f"{PREDICT} --lora-rank 8 --offload activations": (
+        "how ranks share it does not go with lora_rank of the model, 8, as offload is 'activations'; "
+    ),
     f"{PREDICT} --dtype bf16 --mixed --tp 2 --stack ddp": "take --stack fsdp or --stack megatron",
     "predict --model dlrm-mlperf --platform h100-sxm-8 --tp 2": "tp is given; a DLRM has none",
     f"{PREDICT} --optimizer sgdd": "optimizer is 'sgdd'; known are .*did you mean 'sgd'",
@@ -576,7 +580,7 @@ MISTAKES = {
     "predict --model dlrm-mlperf --platform h100-sxm-8 --lora-rank 8": "lora_rank is given; a DLRM",
     "explore --model gpt2 --platform h100-sxm-8 --batch 8": "required: --ranks",
     "explore --model llama-3-70b --platform h100-sxm-8 --ranks 8 --batch 8 --dtype bf16 --mixed": (
-        r"from perfkit predict --tp \d .*take --\w+"
+        r"take perfkit predict --tp \d .*--offload \w+ \(fits with "
     ),
     "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --tp 2": "arguments: --tp",
     "platforms h100": "unrecognized arguments: h100; perfkit platforms takes --json",

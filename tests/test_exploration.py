@@ -313,7 +313,7 @@ def test_mlps_are_shared_with_the_best_plans_of_tables() -> None:
             GPT,
             8,
             {"strategies": [pk.Strategy(dp=8, micro_batch=3)]},
-            r"cannot share batch of the model, \d+ \(dp x micro_batch, 8 x 3, must divide it\)",
+            r"cannot share batch of the model, \d+; dp x micro_batch, 8 x 3, must divide it",
         ),
         (GPT, [8, 0], {}, "ranks is 0"),
         (GPT, 2.5, {}, "ranks is 2.5"),

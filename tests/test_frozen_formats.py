@@ -273,7 +273,9 @@ def test_ranks_that_share_weights_refuse_frozen_formats() -> None:
         "llama-2-7b", batch=8, sequence=64, layers=2, dtype="bf16", lora_rank=8
     )
     model = replace(model, frozen_format="nf4")
-    with pytest.raises(ValueError, match="cannot share frozen_format of the model, nf4; frozen"):
+    with pytest.raises(
+        ValueError, match=r"not go with frozen_format of the model, nf4, as zero is 3; frozen"
+    ):
         pk.predict(model, "a100-sxm-8", strategy=pk.Strategy(dp=8, zero=3))
     with pytest.raises(ValueError, match="parallel 'fsdp', whose ranks hold parts of weights"):
         pk.predict(replace(model, parallel="fsdp"), "a100-sxm-8", ranks=8)

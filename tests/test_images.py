@@ -107,7 +107,9 @@ def test_classes_are_those_of_images() -> None:
 def test_ranks_do_not_share_the_tokens_of_an_image() -> None:
     vit = pk.Transformer.vit("vit-b32", batch=64)  # 50 tokens
     for strategy in (pk.Strategy(cp=2, dp=4), pk.Strategy(tp=2, dp=4, sequence_parallel=True)):
-        with pytest.raises(ValueError, match=r"cannot share patch of the model, 32; .* take cp 1"):
+        with pytest.raises(
+            ValueError, match=r"not go with patch of the model, 32, as .p is 2; .* take cp 1"
+        ):
             pk.predict(vit, "h100-sxm-8", ranks=8, strategy=strategy)
 
 

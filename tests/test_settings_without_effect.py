@@ -71,6 +71,20 @@ def test_dense_models_have_no_experts_to_say_something_of(setting: dict[str, Any
             lambda: pk.load_platform("h100-sxm-8").with_host_memory(sharers=100),
             "sharers is 100 and a node of platform 'h100-sxm-8' has 8 ranks; take at most these",
         ),
+        (
+            lambda: pk.Strategy(pp=4, schedule="interleaved"),
+            "chunks is 1 with schedule 'interleaved', .* take chunks=2 or more, or schedule='1f1b'",
+        ),
+        (
+            lambda: pk.Strategy(
+                pp=np.array([1, 4]), schedule=np.array(["interleaved"] * 2), chunks=np.array([1, 1])
+            ),
+            "chunks is 1 with schedule 'interleaved'",
+        ),
+        (
+            lambda: pk.Strategy(zero=1, offload="optimizer", host_threads=1025),
+            "host_threads is 1025; it must be a whole number of 0 or more, at most 1024",
+        ),
     ],
 )
 def test_settings_that_nothing_reads_are_errors(make: Any, message: str) -> None:
@@ -97,6 +111,7 @@ def test_loops_over_degrees_may_keep_their_settings() -> None:
         {"sequence_parallel": True},
         {"tiled": True},
         {"schedule": "zero_bubble"},
+        {"schedule": "interleaved"},
         {"dispatch": "once"},
         {"overlap_experts": True},
         {"two_level": True},

@@ -26,7 +26,8 @@ from perfkit.prediction.strategies import NEAR, PARTS, price_strategies
 from perfkit.workloads.blocks import record_forward
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.rank_share import RankShare
-from perfkit.workloads.strategy import Strategy, list_fits, spread_chunks
+from perfkit.workloads.strategy import Strategy, spread_chunks
+from perfkit.workloads.strategy_fits import list_fits
 from perfkit.workloads.tape import Tape
 from perfkit.workloads.transformer import Transformer
 from tests.levels import load_without_levels

@@ -10,6 +10,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.models.optimizers import OPTIMIZERS, find_optimizer
+from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.transformer import Transformer
 
@@ -248,8 +249,13 @@ def test_half_precision_and_fused_kernels_are_refused_by_name() -> None:
 def test_ranks_that_share_weights_or_states_are_refused(name: str) -> None:
     model = Transformer.gpt2(layers=2, batch=8, sequence=64, dtype="bf16", optimizer=name)
     for shared in ({"tp": 2, "dp": 4}, {"pp": 2, "dp": 4}, {"dp": 8, "zero": 1}):
-        with pytest.raises(ValueError, match=r"cannot share optimizer .* replicas of the whole"):
+        with pytest.raises(
+            ValueError, match=r"not go with optimizer .*, as \w+ is \d.* replicas of the whole"
+        ):
             pk.predict(model, "h100-sxm-8", strategy=pk.Strategy(**shared))
+        both = pk.Strategy.stack([pk.Strategy(dp=8), pk.Strategy(**shared)])
+        with pytest.raises(ValueError, match=r"not go with optimizer .*, as \w+ is \d"):
+            price_strategies(model, pk.load_platform("h100-sxm-8"), both)
     with pytest.raises(ValueError, match=r"parallel 'zero1', whose ranks hold parts of matrices"):
         pk.predict(replace(model, parallel="zero1"), "h100-sxm-8", ranks=8)
     with pytest.raises(ValueError, match=r"such as 'ddp'"):

@@ -19,7 +19,8 @@ from perfkit.models.v_schedules import V_ORDERS, Step, find_place, find_position
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.passes import ChunkTimes, PipelineShape, PipelineTimes, run_iteration
 from perfkit.prediction.strategies import price_strategies
-from perfkit.workloads.strategy import Strategy, list_fits, spread_chunks
+from perfkit.workloads.strategy import Strategy, spread_chunks
+from perfkit.workloads.strategy_fits import list_fits
 from perfkit.workloads.transformer import Transformer
 
 MODEL = Transformer.preset(

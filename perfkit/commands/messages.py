@@ -53,6 +53,10 @@ SAYINGS = (
         r"these ranks cannot share \1 of the model",
     ),
     Saying(
+        r"Strategy\([^)]*\) does not go with (\w+) of the model",
+        r"how ranks share it does not go with \1 of the model",
+    ),
+    Saying(
         r"take stack='fsdp' or 'megatron', or a fact of your own, mixed='masters'",
         "take --stack fsdp or --stack megatron",
     ),

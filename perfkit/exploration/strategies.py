@@ -40,7 +40,8 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS, WHOLE, PlacementKind
 from perfkit.workloads.stack import Stack, apply_stack, can_run, find_stack, share_states
-from perfkit.workloads.strategy import CP_KINDS, Strategy, explain_fit, list_fits
+from perfkit.workloads.strategy import CP_KINDS, Strategy
+from perfkit.workloads.strategy_fits import explain_fit, explain_misfit, list_fits
 from perfkit.workloads.transformer import Transformer
 
 _FIELDS = tuple(own.name for own in fields(Strategy))
@@ -798,11 +799,8 @@ def _list_misfits(
         elif isinstance(model, Transformer):
             parts = [part for part, fits in list_fits(model, one).items() if not np.all(fits)]
             if parts:
-                sizes = [
-                    f"{part} of the model, {getattr(model, part)} ({explain_fit(part, model, one)})"
-                    for part in parts
-                ]
-                misfits.append(f"{name} cannot share {', '.join(sizes)}")
+                reasons = [explain_misfit(part, model, one) for part in parts]
+                misfits.append(f"{name} {', and '.join(reasons)}")
     return misfits
 
 

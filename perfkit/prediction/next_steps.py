@@ -20,7 +20,8 @@ from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.layer_kinds import has_unlike_layers
 from perfkit.workloads.stack import Stack, can_run, find_stack, state_strategy
-from perfkit.workloads.strategy import Strategy, list_fits
+from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.strategy_fits import list_fits
 from perfkit.workloads.transformer import Transformer
 
 #: What is left where no step helps, and what may be taken instead of one.

@@ -42,10 +42,9 @@ from perfkit.workloads.stack import STACKS, Stack, apply_stack, name_usual_stack
 from perfkit.workloads.strategy import (
     Strategy,
     check_strategy_type,
-    explain_fit,
-    list_fits,
     spread_chunks,
 )
+from perfkit.workloads.strategy_fits import check_fits
 from perfkit.workloads.transformer import MOST_PASSES, MOST_RECORDED, Transformer
 
 #: Communicators of a rank and its host, behind those of stages: updates, copies of weights that come
@@ -1006,13 +1005,7 @@ def check_strategy(model: Any, s: Strategy) -> Strategy:
             "use pk.explore(strategies=[...])"
         )
     check_checkpoints_of(model, s)
-    for name, fits in list_fits(model, s).items():
-        if not fits:
-            shown = replace(s, buffers=False)
-            raise ValueError(
-                f"{shown} cannot share {name} of the model, {getattr(model, name)}; "
-                f"{explain_fit(name, model, s)}"
-            )
+    check_fits(model, s)
     return s
 
 

@@ -18,7 +18,7 @@ from perfkit.workloads.fp8 import RECIPES
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.sizes import check_ranks
-from perfkit.workloads.strategy import Strategy, check_strategy_type
+from perfkit.workloads.strategy import MOST_THREADS, Strategy, check_strategy_type
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer, name_checkpoint
 
@@ -223,7 +223,7 @@ class Stack:
                 "loss_chunks", self.loss_chunks, integer=True, maximum=2**10
             ),
             host_threads=check_positive(
-                "host_threads", self.host_threads, integer=True, zero=True, maximum=2**10
+                "host_threads", self.host_threads, integer=True, zero=True, maximum=MOST_THREADS
             ),
         )
 

@@ -10,7 +10,6 @@ import numpy as np
 from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_sizes, check_type, show
 from perfkit.models.checkpoints import EVERY_LAYER, check_checkpoints, recomputes
-from perfkit.models.optimizers import find_optimizer
 from perfkit.models.partitions import (
     BREADTH_FIRST,
     CHUNKED,
@@ -37,6 +36,9 @@ _CP_WORDS = {
 }
 #: What lies in the memory of the host.
 OFFLOADS = ("none", "optimizer", "activations", "parameters")
+#: Most threads of the CPU that a rank may have: those of eight sockets of 64 cores with two threads each
+#: [-].
+MOST_THREADS = 2**10
 #: Those whose host updates weights.
 _WITH_OPTIMIZER = ("optimizer", "parameters")
 
@@ -67,8 +69,8 @@ class Strategy:
         ``zero_bubble`` (H1), ``zb_v`` or ``dualpipe_v``, whose stages hold two chunks in a V. With one
         stage, ``zero_bubble`` is ``1f1b``.
     chunks : int
-        Chunks of layers of each stage; above 1 only for ``interleaved`` and ``breadth_first``, and 2
-        for ``zb_v`` and ``dualpipe_v`` [-].
+        Chunks of layers of each stage; above 1 only for ``interleaved``, which needs 2 or more of
+        several stages, and ``breadth_first``, and 2 for ``zb_v`` and ``dualpipe_v`` [-].
     first_layers, last_layers : int
         Layers of the first stage, which also holds the embeddings, and of the last, which also
         holds the head; 0 for as many as the others have. Of several chunks the first one of the
@@ -220,8 +222,10 @@ class Strategy:
             offload_fraction=_check_shares("offload_fraction", self.offload_fraction),
             zero=_check_counts("zero", self.zero, 3),
         )
-        for key in ("shards", "first_layers", "last_layers", "etp", "host_threads"):
+        for key in ("shards", "first_layers", "last_layers", "etp"):
             set_fields(self, **{key: _check_counts(key, getattr(self, key), 2**20)})
+        threads = _check_counts("host_threads", self.host_threads, MOST_THREADS)
+        set_fields(self, host_threads=threads)
         for key in (
             "sequence_parallel",
             "two_level",
@@ -253,6 +257,12 @@ class Strategy:
             fault = f"chunks is {self.chunks} with schedule {self.schedule!r}"
             raise ValueError(
                 f"{fault}; only {' and '.join(CHUNKED)} have several chunks; leave it at 1"
+            )
+        alternates = np.equal(self.schedule, "interleaved") & np.greater(self.pp, 1)
+        if np.any(alternates & np.equal(self.chunks, 1)):
+            raise ValueError(
+                "chunks is 1 with schedule 'interleaved', whose stages alternate between several; Megatron "
+                "runs a single one as '1f1b': take chunks=2 or more, or schedule='1f1b'"
             )
         self._check_v()
 
@@ -781,19 +791,37 @@ def _check_flags(key: str, value: Any) -> Any:
     return flag
 
 
-class _StatedEnds(NamedTuple):
-    """Whether the layers of the first and of the last stage are stated, and how many other stages
-    there are [-]."""
+class StatedEnds(NamedTuple):
+    """Which end stages of a strategy have layers that are stated.
+
+    Parameters
+    ----------
+    first, last : bool or array
+        Whether those of the first and of the last stage are [-].
+    other_stages : int or array
+        How many other stages there are [-].
+    """
 
     first: Any
     last: Any
     other_stages: Any
 
 
-def _find_stated_ends(s: Strategy) -> _StatedEnds:
-    """Find which stages have layers that are stated."""
+def find_stated_ends(s: Strategy) -> StatedEnds:
+    """Find which end stages have layers that are stated.
+
+    Parameters
+    ----------
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    stated : StatedEnds
+        Of each.
+    """
     first, last = np.greater(s.first_layers, 0), np.greater(s.last_layers, 0)
-    return _StatedEnds(first, last, s.pp - first.astype(int) - last.astype(int))
+    return StatedEnds(first, last, s.pp - first.astype(int) - last.astype(int))
 
 
 class LayerSpread(NamedTuple):
@@ -840,7 +868,7 @@ class LayerSpread(NamedTuple):
         layers : array
             Layers [-].
         """
-        stated = _find_stated_ends(s)
+        stated = find_stated_ends(s)
         is_v_shaped = np.isin(s.schedule, V_SHAPED)
         # its place among the chunks of other stages, in the order of a forward pass
         place = np.where(stated.first, stage - 1, stage)
@@ -867,7 +895,7 @@ class LayerSpread(NamedTuple):
         layers : array
             Layers [-].
         """
-        stated = _find_stated_ends(s)
+        stated = find_stated_ends(s)
         position = np.where(stated.first, stage - 1, stage)
         longer = np.ceil((self.longer - position) / np.maximum(stated.other_stages, 1))
         longer = np.clip(longer, 0, s.chunks)
@@ -921,7 +949,7 @@ def spread_chunks(layers: Any, s: Strategy) -> LayerSpread:
     >>> [int(spread.count_layers(s, stage, chunk)) for stage, chunk in ((0, 0), (0, 1), (15, 6), (15, 7))]
     [0, 1, 1, 0]
     """
-    other_stages = _find_stated_ends(s).other_stages
+    other_stages = find_stated_ends(s).other_stages
     rest = layers - s.first_layers - s.last_layers
     even, longer = np.divmod(rest, np.maximum(other_stages * s.chunks, 1))
     of_ends = np.where(other_stages > 0, even, np.ceil(layers / (s.pp * s.chunks)))
@@ -967,202 +995,3 @@ def spread_layers(layers: Any, s: Strategy) -> tuple[Any, Any, Any]:
     second = spread.add_up(s, 1)
     last = spread.add_up(s, s.pp - 1)
     return first, np.where(s.pp > 2, second, np.maximum(first, last)), last
-
-
-def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
-    """Find out which strategies can share a Transformer.
-
-    Parameters
-    ----------
-    model : Transformer
-        The model.
-    s : Strategy
-        One or many.
-
-    Returns
-    -------
-    fits : dict of str to bool or array
-        For each field of the model, whether ranks, stages and micro-batches divide it; of
-        ``layers``, whether each chunk gets one; the first chunk of all and the last one may do
-        without, if they are stated and not the only ones of their stage, see `spread_chunks`. With
-        ``interleaved`` the stages must divide the micro-batches, and with ``dualpipe_v`` there must
-        be twice as many micro-batches as stages. The first chunk of several stages
-        holds all `dense_layers`, and one more. Low-rank adapters, ``lora_rank``, need replicas of
-        the whole model without buffers, `frozen_format` such that share no weights,
-        `optimizer_in_backward` one rank and one micro-batch, and an optimizer whose updates depend on
-        the shape of a weight replicas that share no states. Ranks do not share the tokens of images,
-        which have a `patch`.
-    """
-    spread = spread_chunks(model.all_layers, s)
-    keeps_states = np.equal(s.offload, "none")
-    is_replica = s.alone & keeps_states & np.equal(s.zero, 0)
-    shares_no_tokens = np.equal(s.cp * s.rows, 1)
-    return {
-        "heads": _find_heads_fit(model, s),
-        "sequence": model.sequence % (s.cp * s.rows) == 0,
-        "experts": _find_experts_fit(model, s),
-        "batch": _find_batch_fits(model, s),
-        "layers": _find_layers_fit(model, s, spread),
-        "dense_layers": _find_dense_layers_fit(model, s, spread),
-        # adapters were checked on replicas of a whole model alone
-        "lora_rank": s.alone & keeps_states | np.equal(model.lora_rank, 0),
-        "frozen_format": is_replica | (model.frozen_format == ""),
-        "optimizer": _find_optimizer_fits(model, s, is_replica),
-        "optimizer_in_backward": _find_hooks_fit(model, s),
-        "patch": shares_no_tokens | (model.patch == 0),
-    }
-
-
-def _find_heads_fit(model: Any, s: Strategy) -> Any:
-    """Find which strategies can share the heads of attention."""
-    kv_heads = model.kv_heads or model.heads
-    sharing = s.ranks_sharing_heads
-    heads_fit = model.heads % sharing == 0
-    kv_heads_fit = (kv_heads % s.tp == 0) | (s.tp % kv_heads == 0)
-    # heads of keys that are fewer than ranks are repeated before they change places
-    repeated_heads_fit = (kv_heads % sharing == 0) | (sharing % kv_heads == 0)
-    return heads_fit & kv_heads_fit & repeated_heads_fit
-
-
-def _find_experts_fit(model: Any, s: Strategy) -> Any:
-    """Find which strategies can share experts, or say nothing of those that a model does not have."""
-    if not model.experts:
-        return np.logical_not(_find_experts_stated(s))
-    return (s.ep == 1) | (model.experts % s.ep == 0)
-
-
-def _count_micro_batches(model: Any, s: Strategy) -> Any:
-    """Count the micro-batches of a replica; a fraction where they do not divide its batch [-]."""
-    return model.batch / (s.dp * s.micro_batch)
-
-
-def _find_batch_fits(model: Any, s: Strategy) -> Any:
-    """Find which strategies divide the batch into as many micro-batches as their schedules need."""
-    micro_batches = _count_micro_batches(model, s)
-    is_whole = np.equal(micro_batches % 1, 0)
-    schedules = find_schedules(s.schedule)
-    stages_divide = micro_batches % s.pp == 0
-    are_enough = micro_batches >= schedules.least_batches * s.pp
-    return is_whole & (np.logical_not(schedules.interleaves) | stages_divide) & are_enough
-
-
-def _find_layers_fit(model: Any, s: Strategy, spread: LayerSpread) -> Any:
-    """Find which strategies have layers for all chunks: each chunk of stages whose layers are not
-    stated needs one of the rest."""
-    stated = _find_stated_ends(s)
-    stages = stated.other_stages
-    rest = model.all_layers - s.first_layers - s.last_layers
-    enough = np.where(stages > 0, rest >= stages * s.chunks, (stages == 0) & (rest == 0))
-    first_fits = np.logical_not(stated.first) | (spread.first >= 0)
-    last_fits = np.logical_not(stated.last) | (spread.last >= 0)
-    return enough & first_fits & last_fits
-
-
-def _find_dense_layers_fit(model: Any, s: Strategy, spread: LayerSpread) -> Any:
-    """Find which strategies have all first dense layers, which go with the embeddings, on the first
-    stage."""
-    of_first_chunk = spread.count_layers(s, 0, 0)
-    is_whole = (model.dense_layers == 0) | np.equal(s.pp, 1)
-    return is_whole | (of_first_chunk > model.dense_layers)
-
-
-def _find_optimizer_fits(model: Any, s: Strategy, is_replica: Any) -> Any:
-    """Find which strategies leave an optimizer the weights that it needs at once.
-
-    Ranks that share a weight would have to gather it, or its sums; hosts that wait for numbers are
-    known to the graph of the model alone.
-    """
-    optimizer = find_optimizer(model.optimizer)
-    is_own_graph = s.overlap & np.not_equal(s.checkpoint, "selective")
-    knows_waits = is_own_graph | (not optimizer.host_waits)
-    return is_replica & knows_waits | (not optimizer.by_shape)
-
-
-def _find_hooks_fit(model: Any, s: Strategy) -> Any:
-    """Find which strategies can update a weight as soon as its gradient is complete, if a model does."""
-    is_whole_layer = np.isin(s.checkpoint, ("none", "full"))
-    is_single = np.equal(s.ranks, 1) & np.equal(_count_micro_batches(model, s), 1)
-    return is_single & is_whole_layer & s.alone | (not model.optimizer_in_backward)
-
-
-def _find_experts_stated(s: Strategy) -> Any:
-    """Find which strategies say something of experts."""
-    sends = np.not_equal(s.dispatch, "all_to_all") | s.two_level | s.overlap_experts
-    return np.greater(s.ep, 1) | np.greater(s.etp, 1) | sends
-
-
-def explain_fit(name: str, model: Any, s: Strategy) -> str:
-    """Say which sizes of a strategy must divide a field of a Transformer.
-
-    Parameters
-    ----------
-    name : str
-        A field, as in `list_fits`.
-    model : Transformer
-        The model.
-    s : Strategy
-        One.
-
-    Returns
-    -------
-    text : str
-        What is wanted of these sizes.
-
-    Examples
-    --------
-    >>> from perfkit.workloads.transformer import Transformer
-    >>> explain_fit("batch", Transformer.gpt2(batch=64), Strategy(dp=3, micro_batch=2))
-    'dp x micro_batch, 3 x 2, must divide it'
-    """
-    if name == "batch":
-        wanted = f"dp x micro_batch, {s.dp} x {s.micro_batch}, must divide it"
-        schedule = find_schedules(s.schedule)
-        if schedule.interleaves:
-            wanted += f", and pp, {s.pp}, the micro-batches"
-        if schedule.least_batches:
-            wanted += f", and leave {schedule.least_batches} x pp, {s.pp}, micro-batches or more"
-        return wanted
-    if name == "heads":
-        ranks = f"tp, {s.tp},"
-        if s.cp_kind == "ulysses" and s.cp > 1:
-            ranks = f"tp x cp, {s.tp} x {s.cp},"
-        kv_heads = model.kv_heads or model.heads
-        return f"{ranks} must divide it, and divide kv_heads, {kv_heads}, or be a multiple"
-    if name == "sequence" and model.patch:
-        return explain_fit("patch", model, s)
-    if name == "sequence":
-        return f"cp, {s.cp}, and tp with sequence_parallel, {s.tp}, must divide it"
-    if name == "experts":
-        if model.experts:
-            return f"ep, {s.ep}, must divide it"
-        return "a dense model has none: leave ep, etp, dispatch, two_level and overlap_experts out"
-    if name == "optimizer_in_backward":
-        return (
-            "hooks that update weights are modelled on one rank with one micro-batch: take dp 1, a "
-            "micro_batch of the whole batch, checkpoints none or full, and no buffers of gradients"
-        )
-    if name == "patch":
-        return (
-            "nobody checked images whose tokens ranks share, which are no multiple of ranks: take cp 1 and "
-            "no sequence_parallel"
-        )
-    if name == "optimizer":
-        return (
-            "updates that depend on the shape of a weight are modelled on replicas of the whole model "
-            "alone: take tp, pp, cp and ep 1, zero 0, no offload, and a stack without buffers of "
-            "gradients, such as 'ddp'; and with 'adafactor' overlap and no selective checkpoints"
-        )
-    if name == "frozen_format":
-        return (
-            "frozen weights in fewer bits are modelled on replicas of the whole model alone: take tp, pp, "
-            "cp and ep 1, zero 0, no offload, and a stack without buffers of gradients, such as 'ddp'"
-        )
-    if name == "lora_rank":
-        return (
-            "adapters are modelled on replicas of the whole model alone: take tp, pp, cp and ep 1, no "
-            "offload, and a stack without buffers of gradients, such as 'ddp' or 'fsdp'"
-        )
-    return (
-        f"each of {s.pp} x {s.chunks} chunks (pp x chunks) needs one, beside first_layers, "
-        f"{s.first_layers}, and last_layers, {s.last_layers}"
-    )
