@@ -90,6 +90,7 @@ _OF_DLRMS = (
         "embedding", "kernels of tables: separate, fused, exact (one for all tables, as FBGEMM)"
     ),
     Setting("overlap", "exchanges and reductions run beside kernels (overlap=True)", is_flag=True),
+    Setting("table_optimizer", "what updates rows of exact tables, as rowwise_adagrad"),
     Setting("weighted", "each lookup has a weight (weighted=True)", is_flag=True),
     Setting(
         "pipeline",

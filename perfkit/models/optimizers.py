@@ -23,6 +23,9 @@ SCALES = ("scale_1", "scale_2")
 #: `init_state` in bitsandbytes/optim/optimizer.py at 06029dd [-], [B].
 QUANTIZED_BLOCK = 2048
 SCALE_ITEMSIZE = 4
+#: Bytes of a number that an optimizer keeps for a row of a table, which is fp32 whatever the table holds
+#: (pytorch/FBGEMM, split_table_batched_embeddings_ops_training.py, ``momentum1``) [B].
+_ROW_STATE = 4
 #: Operands with one number for each weight tensor: its step counter, and the 1 that is added to it.
 SINGLE = ("step", "one")
 
@@ -362,7 +365,7 @@ class Optimizer:
         Returns
         -------
         nbytes : same kind as `rows`
-            As many numbers as weights for each state, or one for each row [B].
+            As many numbers as weights for each state, or one of fp32 for each row [B].
 
         Raises
         ------
@@ -370,7 +373,7 @@ class Optimizer:
             For an optimizer that keeps other numbers for each shape.
         """
         self._refuse_shapes("states of tables")
-        return 1.0 * rows * (self.states_per_row + 1.0 * self.states * dim) * itemsize
+        return 1.0 * rows * (_ROW_STATE * self.states_per_row + 1.0 * self.states * dim * itemsize)
 
     def row_state_bytes(self, row: Values, access: float) -> Values:
         """Bytes of the states of one row as an update touches them.

@@ -367,18 +367,19 @@ def list_dense_tables(graph: Graph, copies: int = 0) -> tuple[str, ...]:
         else:
             copied_weights += table.rows * table.dim
     notes = []
+    optimizer = graph.updated_by or graph.optimizer
     if placed_weights >= _LARGE:
         way = "embedding='exact'"
-        if find_optimizer(graph.optimizer).sparse_rows:
+        if find_optimizer(optimizer).sparse_rows:
             way = "sparse=True or embedding='exact'"
         notes.append(
             f"tables of {placed_weights / 1e6:,.0f} million weights have dense gradients and are updated "
-            f"whole by {graph.optimizer}; with {way} only the rows that were looked up are"
+            f"whole by {optimizer}; with {way} only the rows that were looked up are"
         )
     if copied_weights >= _LARGE:
         notes.append(
             f"tables of {copied_weights / 1e6:,.0f} million weights are copied to all ranks: their dense "
-            f"gradients are reduced, and they are updated whole by {graph.optimizer}; where a plan "
+            f"gradients are reduced, and they are updated whole by {optimizer}; where a plan "
             "stores them once, as that of pk.shard may, only pooled rows are exchanged"
         )
     return tuple(notes)

@@ -554,14 +554,14 @@ class Costs:
         updates_in_backward = self.fused and not divided.copied
         updating = Cost.BACKWARD if updates_in_backward else Cost.UPDATE
         if not updates_in_backward or self.workload.embedding == "fused":
-            growth = self._grow_update(divided.tables)
+            growth = self._grow_update(divided)
             seconds[:-1, updating] *= growth
         self._add_host_tables(divided, seconds[:-1])
         return TableTimes(seconds[:-1], launch)
 
     def _add_host_tables(self, divided: DividedTables, seconds: Array) -> None:
         """Add what rows in host memory take to the times of tables [s]."""
-        optimizer = self.workload.optimizer
+        optimizer = self.workload.table_optimizer
         if divided.copied:  # no plan copies them; their gradients are averaged in device memory
             optimizer = ""
         times = time_host_tables(
@@ -598,13 +598,13 @@ class Costs:
             memo["caches", scale] = scaled
         return scaled
 
-    def _grow_update(self, tables: Sequence[EmbeddingTable]) -> Array:
+    def _grow_update(self, divided: DividedTables) -> Array:
         """Bytes that an update moves (gradient, weights, optimizer states), relative to plain SGD
         [-]."""
         sector_bytes = 32.0 if self.accelerated else 64.0
-        row_bytes = np.array([float(t.itemsize * t.dim) for t in tables])
+        row_bytes = np.array([float(t.itemsize * t.dim) for t in divided.tables])
         traffic = row_traffic(row_bytes, 1, sector_bytes)
-        optimizer = find_optimizer(self.workload.optimizer)
+        optimizer = find_optimizer(_name_optimizer(self.workload, divided))
         state_traffic = optimizer.row_state_bytes(traffic, sector_bytes)
         gradient = row_bytes + INDEX_BYTES
         return (gradient + 2.0 * (traffic + state_traffic)) / (gradient + 2.0 * traffic)
@@ -684,7 +684,7 @@ def _follow_laws(graph: Graph, costs: Costs, divided: DividedTables) -> None:
     variant = costs.workload.embedding
     [backward] = graph.kernels[KernelKey("embedding_backward", variant)]
     last_access = np.flatnonzero(graph.accesses.operation == backward)[-1]
-    optimizer = costs.workload.optimizer
+    optimizer = costs.workload.table_optimizer
     traffic = [layers.exact_traffic(t, divided.samples, optimizer) for t in divided.tables]
     graph.accesses.nbytes[last_access] = [*traffic, 0.0]
 
@@ -729,6 +729,13 @@ def _repeat_for_tables(
     return SeparateOperations(separate, rows)
 
 
+def _name_optimizer(workload: DLRM | TableSet, divided: DividedTables) -> str:
+    """What updates tables: that of dense weights if they are copied to all ranks."""
+    if divided.copied:
+        return workload.optimizer
+    return workload.table_optimizer
+
+
 def _measure_bytes(workload: DLRM | TableSet, divided: DividedTables) -> Array:
     """Bytes of each table by `Cost`; the seconds are still zero."""
     tables, samples = divided.tables, divided.samples
@@ -753,8 +760,9 @@ def _measure_bytes(workload: DLRM | TableSet, divided: DividedTables) -> Array:
         costs[:, Cost.POOLED] = outputs
         costs[:, Cost.INDICES] = inputs
     costs[:, Cost.WEIGHTS] = [float(table.device_bytes) for table in tables]
-    states = state_bytes(rows, dim, itemsize, optimizer=workload.optimizer)
-    if find_optimizer(workload.optimizer).states:  # those for each weight lie where all rows lie
+    optimizer = _name_optimizer(workload, divided)
+    states = state_bytes(rows, dim, itemsize, optimizer=optimizer)
+    if find_optimizer(optimizer).states:  # those for each weight lie where all rows lie
         states = states * np.array([not table.host_bytes for table in tables])
     costs[:, Cost.STATE] = states
     costs[:, Cost.INPUTS] = inputs

@@ -152,7 +152,7 @@ def _price_moves(problem: Problem, beyond: Sequence[str]) -> _Moves:
             lookups,
             costs.platform,
             ranks=costs.ranks,
-            optimizer=workload.optimizer,
+            optimizer=workload.table_optimizer,
             sorts=workload.embedding == "exact",
         )
         added = times.forward + times.backward

@@ -403,7 +403,7 @@ def _note_full_host(problem: Problem, plan: Plan) -> tuple[str, ...]:
     tables = workload.tables
     if not any(table.host_bytes for table in tables):
         return ()
-    copies = 1 + find_optimizer(workload.optimizer).states
+    copies = 1 + find_optimizer(workload.table_optimizer).states
     of_rank = np.zeros(plan.ranks)
     for number, placement in enumerate(plan.placements):
         table = tables[number]

@@ -96,6 +96,29 @@ def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
     return checked if same.all() else (*checked, last)
 
 
+def _check_optimizers(
+    optimizer: str, of_rows: str, embedding: str, *, sparse: bool, fused: bool
+) -> None:
+    """Refuse optimizers of dense weights and of rows that a model has no kernels for."""
+    if of_rows == optimizer:
+        _check_optimizer(optimizer, embedding, sparse=sparse, fused=fused)
+        return
+    dense = find_optimizer(optimizer, dense=True, by_shape=False)
+    if fused:
+        dense.operations("fused")  # an error if there is no such kernel
+    update = find_optimizer(of_rows, rows=True, by_shape=False)
+    if embedding == "separate":
+        raise ValueError(
+            f"table_optimizer is {of_rows!r} with embedding 'separate', where the optimizer of all weights "
+            f"({optimizer}) updates rows, too; take embedding='exact', or leave it out"
+        )
+    if embedding == "fused" and not update.sparse_rows:
+        raise ValueError(
+            f"table_optimizer is {of_rows!r} with embedding 'fused', which updates a row for each lookup; "
+            "gradients of the same row must be added up first; take embedding='exact'"
+        )
+
+
 def _check_optimizer(optimizer: str, embedding: str, *, sparse: bool, fused: bool) -> None:
     """Refuse an optimizer without the kernels that a model asks for, or one that needs the sum of
     all gradients of a row where nothing adds them up."""
@@ -201,7 +224,8 @@ class DLRM:
         Data type of products and, unless `mixed`, of weights, activations and gradients.
     optimizer : str
         One that updates dense weights, as `perfkit.models.optimizers.list_optimizers` lists them.
-        Tables with gradients for each lookup (`sparse` and separate, or fused) take ``sgd``.
+        Tables with gradients for each lookup (`sparse` and separate, or fused) take ``sgd``. It
+        updates rows of tables, too, unless `table_optimizer` does.
     interaction : str
         ``dot`` (products of all pairs of vectors) or ``cross`` (low-rank cross layers over all of
         them, DCNv2).
@@ -242,6 +266,10 @@ class DLRM:
         batch is copied during the step (TorchRec's ``TrainPipelineBase``). ``sparse_dist``: its
         indices are exchanged during the step, too (``TrainPipelineSparseDist``). The last two take
         `overlap`, and no hybrid tables.
+    table_optimizer : str, optional
+        What updates looked-up rows, as ``rowwise_adagrad``, where that is not `optimizer`; for
+        ``exact`` and ``fused`` embeddings. Tables that are copied to all ranks have dense gradients,
+        which `optimizer` takes.
 
     Raises
     ------
@@ -280,6 +308,7 @@ class DLRM:
     delay_weights: bool = False
     epilogues: bool = False
     pipeline: str = field(default="local", repr=False)
+    table_optimizer: str = field(default="", repr=False)
     family: str = field(default="dlrm", repr=False)
 
     def __init__(
@@ -313,6 +342,7 @@ class DLRM:
         epilogues: bool = False,
         table_dtype: str = "",
         pipeline: str = "local",
+        table_optimizer: str | None = None,
     ) -> None:
         if preset is None:
             published = PRESETS["dlrm-default"]
@@ -349,7 +379,8 @@ class DLRM:
             table_dtype = "fp32" if mixed else dtype
         check_choice("table_dtype", table_dtype, ITEMSIZE)
         optimizer = choose("optimizer", optimizer)
-        _check_optimizer(optimizer, embedding, sparse=sparse, fused=fused)
+        of_rows = optimizer if table_optimizer is None else table_optimizer
+        _check_optimizers(optimizer, of_rows, embedding, sparse=sparse, fused=fused)
         check_type("cross", cross, tuple)
         sizes_of_cross: tuple[Any, ...] = cross
         if len(sizes_of_cross) != 2:
@@ -385,6 +416,7 @@ class DLRM:
             mixed=mixed,
             dtype=dtype,
             optimizer=optimizer,
+            table_optimizer=of_rows,
             interaction=interaction,
             cross=(cross_layers, cross_rank),
             overlap=overlap,

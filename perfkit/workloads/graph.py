@@ -220,7 +220,7 @@ class Graph(Tabular):
         What updates the rows of tables that no other operation touches, a key of
         `perfkit.models.optimizers.OPTIMIZERS`; empty if nothing does, or if it was captured.
     updated_by : str
-        Optimizers that updated the weights of a captured step, as ``adamw``; empty if it was built.
+        What updates dense weights, as ``adamw``: the optimizers that a capture saw, or that of a DLRM.
     algorithms : mapping of int to str
         Algorithm of the collectives of a communicator, by its number, where its ranks fill several
         nodes; the library chooses all others.

@@ -150,7 +150,8 @@ def finish(
         dtype=model.dtype,
         ranks=ranks,
         groups=groups,
-        optimizer=model.optimizer,
+        optimizer=getattr(model, "table_optimizer", model.optimizer),
+        updated_by=model.optimizer,
     )
 
 

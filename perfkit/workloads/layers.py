@@ -536,11 +536,11 @@ def embedding_bags(
     row_bytes = []
     for position, table in enumerate(tables):
         if position < len(tables) - unpooled:
-            row_bytes.append(_find_traffic(exact_traffic, table, bags, model.optimizer))
+            row_bytes.append(_find_traffic(exact_traffic, table, bags, model.table_optimizer))
         else:
             alone = take_part(table, pooling=1.0)
             row_bytes.append(
-                _find_traffic(exact_traffic, alone, lookups[position].bags, model.optimizer)
+                _find_traffic(exact_traffic, alone, lookups[position].bags, model.table_optimizer)
             )
     if model.embedding == "hash":
         return HashEmbeddingUpdates(lookups, row_bytes).apply(tape)

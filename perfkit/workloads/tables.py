@@ -334,6 +334,11 @@ class TableSet(Tabular):
     def __len__(self) -> int:
         return len(self.tables)
 
+    @property
+    def table_optimizer(self) -> str:
+        """What updates the rows, by the name that a `DLRM` has for it."""
+        return self.optimizer
+
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         lookups = f"{sum(table.pooling for table in self.tables):,.0f} lookups a sample, batch {self.batch:,}"

@@ -109,6 +109,7 @@ DLRM = {
     "epilogues": MOSTLY_FALSE,
     "table_dtype": ("fp32", "bf16"),
     "pipeline": ("local", "local", "serial", "base", "sparse_dist"),
+    "table_optimizer": (None, None, "rowwise_adagrad", "sgd"),
 }
 TRANSFORMER = {
     "batch": BATCHES,
