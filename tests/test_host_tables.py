@@ -269,3 +269,13 @@ def test_the_command_line_puts_tables_into_host_memory(
     assert "1 of 2 tables lie in host memory (uvm_caching): few" in capsys.readouterr().out
     assert main([*words, "fused,hbm"]) == 2
     assert "kernels is 'hbm'" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_sweeps_price_host_memory_as_predictions_do() -> None:
+    """Two tables of one size, of which one lies in host memory."""
+    model = make(rows=[ROWS, ROWS], kernel=["fused", "uvm"])
+    swept = pk.sweep(model, {"batch": [4096, 65536]}, "h100-sxm-8").table()["time"].to_list()
+    for batch, time in zip((4096, 65536), swept, strict=True):
+        one = make(rows=[ROWS, ROWS], kernel=["fused", "uvm"], batch=batch)
+        assert time == pytest.approx(pk.predict(one, "h100-sxm-8").time)

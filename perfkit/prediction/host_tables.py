@@ -23,7 +23,6 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.host_memory import find_host_memory
 from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.sizes import select_sizes
 from perfkit.workloads.table_kernels import FUSED, KEY_VALUE
 from perfkit.workloads.tables import EmbeddingTable, name_tables
 
@@ -285,9 +284,13 @@ def add_host_tables(
 
 def _add_to_graph(graph: Graph, seconds: Array, platform: Platform, ranks: int) -> None:
     """Add to the times of the operations of one graph [s]."""
+    if graph.repeats is not None:  # operations on tables of one size are merged, wherever these lie
+        raise ValueError(
+            "sizes are arrays and tables lie in host memory; configurations are priced one by one"
+        )
     forward: dict[int, int] = {}
     backward: dict[int, int] = {}
-    table_of_operation = graph.features.table.reshape(len(graph), -1)[:, 0].astype(int)
+    table_of_operation = graph.features.table.astype(int)
     variants = set()
     for operation, label in enumerate(graph.labels):
         if label.kind not in ("embedding_forward", "embedding_backward"):
@@ -307,29 +310,23 @@ def _add_to_graph(graph: Graph, seconds: Array, platform: Platform, ranks: int) 
     operations = [forward[number] for number in numbers]
     updates = [backward[number] for number in numbers if number in backward]
     sorts = any(graph.labels[update].variant == "exact" for update in updates)
-    lookups = graph.features.lookups[operations]
-    for configuration in range(lookups.shape[1] if lookups.ndim > 1 else 1):
-        tables = [graph.tables[number] for number in numbers]
-        column: Any = ()
-        if lookups.ndim > 1:
-            column = (configuration,)
-            tables = [select_sizes(table, configuration) for table in tables]
-        times = time_host_tables(
-            tables,
-            lookups[(slice(None), *column)],
-            platform,
-            ranks=ranks,
-            optimizer=graph.optimizer if updates else "",
-            sorts=sorts,
-        )
-        starts = start_kernels(tables)
-        seconds[(operations[0], *column)] += starts.forward
-        if updates:
-            seconds[(updates[0], *column)] += starts.backward
-        for position, number in enumerate(numbers):
-            seconds[(forward[number], *column)] += times.forward[position]
-            if number in backward:
-                seconds[(backward[number], *column)] += times.backward[position]
+    tables = [graph.tables[number] for number in numbers]
+    times = time_host_tables(
+        tables,
+        graph.features.lookups[operations],
+        platform,
+        ranks=ranks,
+        optimizer=graph.optimizer if updates else "",
+        sorts=sorts,
+    )
+    starts = start_kernels(tables)
+    seconds[operations[0]] += starts.forward
+    if updates:
+        seconds[updates[0]] += starts.backward
+    for position, number in enumerate(numbers):
+        seconds[forward[number]] += times.forward[position]
+        if number in backward:
+            seconds[backward[number]] += times.backward[position]
 
 
 def _refuse_copy(graph: Graph, number: int, variant: str) -> None:
