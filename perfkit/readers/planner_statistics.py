@@ -230,11 +230,18 @@ class _Line(NamedTuple):
 
 @dataclass
 class _Frame:
-    """The lines of one frame, and whether its title and its last line were seen."""
+    """The lines of one frame; whether its title and its last line were seen, and its width [-], which
+    a title tells."""
 
     lines: list[_Line]
     is_titled: bool
+    width: int
     is_closed: bool = False
+
+    def has(self, width: int) -> bool:
+        """Whether a line of this width may be one of the frame. One line of TorchRec's is a character
+        wider than the others; those that people write by hand have any width."""
+        return not self.is_titled or 0 <= width - self.width <= 1
 
 
 def _read_text(text: str, origin: str) -> PlannerStatistics:
@@ -271,14 +278,15 @@ def _find_frames(text: str) -> list[_Frame]:
         end = plain.rfind("#")
         if start is None or end == start.start() or re.search(r"\w", plain[end:]):
             continue
+        width = end - start.start()
         content = plain[start.start() + 1 : end].rstrip()
         writer = _find_writer(plain[: start.start()])
         is_title = _TITLE in content
         frame = open_frames.get(writer)
         if is_title or (frame is None and _begins_table(content)):
-            frame = open_frames[writer] = _Frame([], is_title)
+            frame = open_frames[writer] = _Frame([], is_title, width)
             frames.append(frame)
-        if frame is None:
+        if frame is None or not frame.has(width):
             continue
         if content and not content.strip("#"):
             frame.is_closed = True

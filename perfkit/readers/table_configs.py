@@ -303,11 +303,13 @@ def _is_missing(value: Any) -> bool:
 
 def _refuse_others(source: Any) -> None:
     """Refuse an object that is no frame and has no tables, and say what it is if that is known."""
-    known = explain_object(source)
-    if known is not None:
-        raise ValueError(f"source is {known}")
+    with reading("source", "pass configurations or a model of TorchRec", told=True):
+        known = explain_object(source)
+        if known is not None:
+            raise ValueError(f"source is {known}")
+        is_torchrec_object = find_configs(source) is not None
     is_frame = isinstance(source, Mapping | list | tuple) or hasattr(source, "columns")
-    if not is_frame and find_configs(source) is None:
+    if not is_frame and not is_torchrec_object:
         raise ValueError(
             f"source is {show(source)}; it must be a pandas or polars frame, or lists by name; "
             "configurations or a model of TorchRec; or the name of a file or of a published set, a str "

@@ -6,6 +6,7 @@ TorchRec need not be installed: objects are known by what they have.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from perfkit.ground.files import reading
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.readers.torchrec_tables import PLACING, TORCHREC_FIELDS
 from perfkit.workloads.placement_kinds import PLACEMENT_KINDS
@@ -308,6 +309,12 @@ def read_parameter_constraints(
     {'user': 64}
     """
     listed = list_tables("tables", tables)
+    with reading("constraints", "pass ParameterConstraints by table", told=True):
+        return _read_rules(constraints, listed)
+
+
+def _read_rules(constraints: Mapping[str, Any], listed: Sequence[EmbeddingTable]) -> dict[str, Any]:
+    """Forbidden kinds and least columns of tables."""
     shown = name_tables(listed)
     of_name: dict[str, list[str]] = {}
     for table, name in zip(listed, shown, strict=True):
@@ -327,9 +334,13 @@ def read_parameter_constraints(
     return {"forbid": forbid, "min_columns": min_columns}
 
 
-def _list_forbidden(name: str, allowed: Sequence[Any]) -> list[str]:
+def _list_forbidden(name: str, allowed: Any) -> list[str]:
     """Kinds of placement that are not among the sharding types of a table."""
     known = [kind.torchrec_name for kind in PLACEMENT_KINDS if kind.torchrec_name]
+    if isinstance(allowed, str) or not isinstance(allowed, Sequence):
+        raise ValueError(
+            f"sharding_types of {show(name)} is {show(allowed)}; it must be a list of sharding types"
+        )
     types = [str(getattr(entry, "value", entry)) for entry in allowed]
     for entry in types:
         check_choice(f"sharding type of {show(name)}", entry, (*known, "grid_shard"))
