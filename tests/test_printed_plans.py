@@ -250,7 +250,7 @@ def cut(first: str, lines: int) -> str:
             change("  TW  ", "  GS  "),
             "'sparse.user' is split by columns and by rows (GS, grid_shard)",
         ),
-        (change("  4000000  ", "     4e6  "), "Hash Size is '4e6'; it must be a whole number"),
+        (change("  4000000  ", "      4e6  "), "Hash Size is '4e6'; it must be a whole number"),
         (change(" 4000000  ", " 4000  000"), "has 17 cells for the 16 columns of its table"),
         (change("       1   #", "     1-0   #"), "Ranks is '1-0'; it must be as 0-7, or as 0,2,5"),
         (change("       1   #", "    None   #"), "the planner found no plan; read_tables reads"),

@@ -39,7 +39,7 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
 @click.option(
     "--tables",
     metavar="FILE",
-    help="CSV, Parquet or JSON file, recorded indices, or a name, see perfkit tables",
+    help="CSV, Parquet or JSON file, a log of TorchRec's planner, recorded indices, or a name, see perfkit tables",
 )
 @click.option(
     "--ranks",
