@@ -364,7 +364,7 @@ def _read_facts(lines: Sequence[_Line]) -> _Facts:
     heading = ""
     for line in lines:
         words = line.content.strip()
-        if not line.content.startswith("    "):
+        if not line.content.startswith("   "):
             heading = words.rstrip(": ")
             batch = re.fullmatch(r"Batch Size: (\d{1,12})", words)
             if batch is not None:

@@ -57,48 +57,55 @@ def list_tables_of(
     ValueError
         For statistics without sizes, and for tables that take less storage than their numbers.
     """
-    printed = statistics.tables
-    for table in printed:
-        if table.rows is None or table.dim is None:
-            raise ValueError(
-                f"{origin} has no columns Emb Dim and Hash Size, as in TorchRec of 2022; read the "
-                "tables from the model or its configurations, and the plan by read_plan(log, tables=)"
-            )
+    found = _make_tables(statistics, itemsize, origin)
+    sizes = _find_itemsizes(statistics)
     notes = []
     if statistics.ignored:
         listed = ", ".join(map(show, statistics.ignored))
         notes.append(f"columns that are not read: {escape(listed, 400)}")
-    sizes = _find_itemsizes(statistics)
     if itemsize is None and not sizes:
         notes.append("the size of numbers is not printed, and 4 B (FP32) are taken; pass itemsize=")
-    found = []
-    for table in printed:
-        module, _, name = table.path.rpartition(".")
-        size = sizes.get(table.kernel or "", itemsize or 4)
-        _check_storage(table, size)
-        features = table.features or 1
-        kernel = find_kernel(table.kernel)
-        with reading(table.place, "change the table"):
-            made = EmbeddingTable(
-                table.rows or 0,
-                table.dim or 0,
-                pooling=float(features) if table.lookups is None else table.lookups,
-                itemsize=size,
-                name=name,
-                module=module,
-                kernel=kernel,
-                load_factor=table.load_factor if TABLE_KERNELS[kernel].has_cache else None,
-                weighted=bool(table.is_weighted),
-            )
-        has_lookups = table.lookups is not None
-        found.append(TorchrecTable(made, has_lookups, features, table.is_pooled, table.kernel))
-    if all(table.lookups == (table.features or 1) for table in printed):
+    if all(table.lookups == (table.features or 1) for table in statistics.tables):
         notes.append(
             "each feature has 1 lookup a sample, which TorchRec takes without ParameterConstraints"
         )
     tables = [one.table for one in found]
+    for printed, table in zip(statistics.tables, tables, strict=True):
+        _check_storage(printed, table)
     check_number_sizes(origin, tables)
     return tables, notes + list_notes(found)
+
+
+def _make_tables(
+    statistics: PlannerStatistics, itemsize: int | None, origin: str
+) -> list[TorchrecTable]:
+    """The tables of the statistics, whose numbers have the printed size, this one, or 4 B."""
+    sizes = _find_itemsizes(statistics)
+    found = []
+    for printed in statistics.tables:
+        if printed.rows is None or printed.dim is None:
+            raise ValueError(
+                f"{origin} has no columns Emb Dim and Hash Size, as in TorchRec of 2022; read the "
+                "tables from the model or its configurations, and the plan by read_plan(log, tables=)"
+            )
+        module, _, name = printed.path.rpartition(".")
+        features = printed.features or 1
+        kernel = find_kernel(printed.kernel)
+        with reading(printed.place, "change the table"):
+            table = EmbeddingTable(
+                printed.rows,
+                printed.dim,
+                pooling=float(features) if printed.lookups is None else printed.lookups,
+                itemsize=sizes.get(printed.kernel or "", itemsize or 4),
+                name=name,
+                module=module,
+                kernel=kernel,
+                load_factor=printed.load_factor if TABLE_KERNELS[kernel].has_cache else None,
+                weighted=bool(printed.is_weighted),
+            )
+        has_lookups = printed.lookups is not None
+        found.append(TorchrecTable(table, has_lookups, features, printed.is_pooled, printed.kernel))
+    return found
 
 
 def _find_itemsizes(statistics: PlannerStatistics) -> dict[str, int]:
@@ -122,15 +129,15 @@ def _find_itemsizes(statistics: PlannerStatistics) -> dict[str, int]:
     return sizes
 
 
-def _check_storage(table: PlannedTable, itemsize: int) -> None:
+def _check_storage(printed: PlannedTable, table: EmbeddingTable) -> None:
     """Refuse a table that takes less storage than its numbers; a store of keys holds only some."""
-    if table.storage is None or table.kernel not in _WHOLLY_STORED:
+    if printed.storage is None or printed.kernel not in _WHOLLY_STORED:
         return
-    needed = (table.rows or 0) * (table.dim or 0) * itemsize
-    if table.storage + 3 * ROUNDING < needed:
+    if printed.storage + 3 * ROUNDING < table.nbytes:
         raise ValueError(
-            f"{table.place}: {show(table.path)} has numbers of {format_bytes(needed)} at {itemsize} B "
-            f"each, and takes {format_bytes(table.storage)}; pass itemsize=, 2 for FP16"
+            f"{printed.place}: {show(printed.path)} has numbers of {format_bytes(table.nbytes)} at "
+            f"{table.itemsize} B each, and takes {format_bytes(printed.storage)}; pass itemsize=, 2 for "
+            "FP16"
         )
 
 
@@ -201,7 +208,7 @@ def read_plan(
     world = int(check_positive("ranks", world, integer=True, maximum=MOST_RANKS))
     known: Sequence[EmbeddingTable]
     if tables is None:
-        known = list_tables_of(statistics, origin=origin)[0]
+        known = [one.table for one in _make_tables(statistics, None, origin)]
     else:
         known = list_tables("tables", tables)
     entries, uneven = _list_entries(statistics, known, origin)
