@@ -3,7 +3,7 @@ what is refused."""
 
 import re
 import warnings
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -399,14 +399,3 @@ def test_thousands_of_configurations_are_read_fast() -> None:
     assert len(tables) == 3000
     assert said == []
     assert len(pk.read_parameter_constraints(rules, tables)["forbid"]) == 0
-
-
-def test_stand_ins_have_the_fields_of_torchrec() -> None:
-    configs = pytest.importorskip("torchrec.modules.embedding_configs")
-    types = pytest.importorskip("torchrec.distributed.planner.types")
-    for own, theirs in (
-        (EmbeddingBagConfig, configs.EmbeddingBagConfig),
-        (EmbeddingConfig, configs.EmbeddingConfig),
-        (ParameterConstraints, types.ParameterConstraints),
-    ):
-        assert [entry.name for entry in fields(own)] == [entry.name for entry in fields(theirs)]

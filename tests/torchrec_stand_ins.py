@@ -1,6 +1,6 @@
 """What TorchRec's configurations, constraints and modules have, for tests without TorchRec.
 
-`tests/test_torchrec_tables.py` compares them with TorchRec's own where that is installed.
+`make torchrec` compares their fields with those of TorchRec's own classes.
 """
 
 from collections.abc import Iterator, Sequence

@@ -18,7 +18,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ from torch import nn
 import perfkit as pk
 from perfkit.ground.units import format_table
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.placement_kinds import KINDS
 from perfkit.workloads.torchrec_format import make_constraints, make_sharding_plan
+from tests import torchrec_stand_ins
 from tests.torchrec_cases import (
     BAGS,
     RANKS,
@@ -614,9 +616,77 @@ def check_model(port: int) -> Iterator[Check]:
     )
 
 
+def check_stand_ins() -> Iterator[Check]:
+    """The stand-ins of tests without TorchRec have the fields of TorchRec's own classes."""
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+
+    for own, theirs in (
+        (torchrec_stand_ins.EmbeddingBagConfig, EmbeddingBagConfig),
+        (torchrec_stand_ins.EmbeddingConfig, EmbeddingConfig),
+        (torchrec_stand_ins.ParameterConstraints, ParameterConstraints),
+    ):
+        names = [entry.name for entry in fields(own)]
+        wanted = [entry.name for entry in fields(theirs)]
+        others = ", ".join(sorted({*names} ^ {*wanted})) or "none"
+        yield Check(f"stand-in of {own.__name__}", names == wanted, f"other fields: {others}")
+
+
+def check_wrapped() -> Iterator[Check]:
+    """Tables behind processors of features and managed collisions have the path of what wraps them;
+    constraints are TorchRec's own objects."""
+    from torchrec import EmbeddingBagCollection
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+    from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+    from torchrec.modules.mc_modules import (
+        DistanceLFU_EvictionPolicy,
+        ManagedCollisionCollection,
+        MCHManagedCollisionModule,
+    )
+
+    device = torch.device("cpu")
+    bags = [EmbeddingBagConfig(100, 16, "position", feature_names=["p", "q"])]
+    managed = [EmbeddingBagConfig(100, 16, "managed", feature_names=["m"])]
+    collision = MCHManagedCollisionModule(
+        zch_size=100,
+        device=device,
+        eviction_interval=2,
+        eviction_policy=DistanceLFU_EvictionPolicy(),
+    )
+    model = nn.Module()
+    model.processed = FeatureProcessedEmbeddingBagCollection(
+        EmbeddingBagCollection(bags, is_weighted=True, device=device),
+        PositionWeightedModuleCollection({"p": 10, "q": 10}),
+    )
+    model.managed = ManagedCollisionEmbeddingBagCollection(
+        EmbeddingBagCollection(managed, device=device),
+        ManagedCollisionCollection({"managed": collision}, managed),
+    )
+    constraints = {
+        "position": ParameterConstraints(pooling_factors=[20.0, 3.0]),
+        "managed": ParameterConstraints(sharding_types=["row_wise"]),
+    }
+    tables = read_quietly(pk.read_tables, model, constraints=constraints)
+    has = [(table.module, table.name, table.pooling, table.weighted) for table in tables]
+    wanted = [("processed", "position", 23.0, True), ("managed", "managed", 1.0, False)]
+    yield Check("tables behind other modules", has == wanted, f"{has}")
+    records = [asdict(config) for config in (*bags, *managed)]
+    plain = read_quietly(pk.read_tables, records, constraints=constraints)
+    same = [table.pooling for table in plain] == [23.0, 1.0]
+    yield Check("records of configurations", same, f"{len(plain)} tables")
+    limits = pk.read_parameter_constraints(constraints, tables)
+    allowed = {*KINDS} - {*limits["forbid"]["managed"]}
+    yield Check("sharding types of constraints", allowed == {"row_wise"}, f"{allowed}")
+
+
 def list_checks(kept: dict[str, Any]) -> Iterator[Check]:
     """All checks, in order."""
     port = 29_611 + os.getpid() % 2000
+    yield from check_stand_ins()
+    yield from check_wrapped()
     yield from check_model(port)
     for name, plan in list_plans().items():
         port += 1
