@@ -459,3 +459,13 @@ def test_where_nothing_fits_an_offload_of_the_smallest_strategy_is_named() -> No
     with pytest.raises(ValueError, match="is not enough") as refused:
         pk.explore(replace(llama, optimizer="sgd"), "h100-sxm-8", 8, memory=5e9)
     assert "offload" not in str(refused.value)
+
+
+def test_memory_with_its_reserve_is_set_beside_what_it_must_fit() -> None:
+    """GiB of a device of so many GB, or what was stated: no row says that more fits into less."""
+    gpt = pk.Transformer.preset("gpt3-6.7b", batch=64, dtype="bf16", mixed=True, fused=True)
+    for memory, most in ((None, "85.9 GB, the GiB of a device of 80 GB"), (40e9, "40 GB")):
+        found = pk.explore(gpt, "a100-sxm-8", 8, memory=memory)
+        [line] = [text for text in found.explain().split("\n") if "with its reserve" in text]
+        assert line.endswith(f" of {most}")
+        assert found.frame["needs"][0] + found.frame["reserve"][0] <= found.room.reserved

@@ -191,8 +191,12 @@ def test_a_chart_stacks_uses_and_marks_the_peak() -> None:
     ]
     [point] = read_data(chart, 1)
     assert (point["time_s"], point["nbytes"], point["what"]) == (0.5, 3.0, "peak 3 B")
-    words = [read_data(chart, layer)[0]["what"] for layer in (2, 4)]
-    assert words == ["with its reserve 5 B", "device 8 B"]
+    words = [read_data(chart, layer)[0]["what"] for layer in (2, 3, 5)]
+    assert words == ["peak 3 B", "with its reserve 5 B", "device 8 B"]
+    peak = chart.to_dict()["layer"][2]
+    assert (peak["mark"]["type"], peak["encoding"]["text"]["field"]) == ("text", "what")
+    legend = chart.to_dict()["layer"][0]["encoding"]["color"]["legend"]
+    assert legend["labelExpr"] == '{"a": "a 1 B", "b": "b 2 B"}[datum.label]'
     many = [rows[0] | {"time_s": number / 1000} for number in range(1001)]
     many[500] |= {"b_bytes": 5.0, "total_bytes": 6.0}
     chart = plots.memory_areas(many)

@@ -87,6 +87,8 @@ class Exploration(Tabular):
         Time of the fastest strategy if a rank had twice the memory [s].
     left_out : tuple of str
         Those of the given strategies that have no row, each with its reason.
+    room : Room
+        What a rank may use.
     warn : callable
         Finds the `warnings`.
 
@@ -107,6 +109,7 @@ class Exploration(Tabular):
     plans: tuple[Plan, ...] = ()
     doubled: float = np.inf
     left_out: tuple[str, ...] = ()
+    room: Room = field(default_factory=Room)
     warn: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
@@ -225,11 +228,10 @@ class Exploration(Tabular):
             "  " + ", ".join(shares),
             f"  others inside its interval, which may be faster: {others}; with twice the memory: {gain:+.1%}",
         ]
-        capacity = self.platform.memory_of_rank
-        if not self.plans and capacity is not None:
-            reserved = best["needs"] + best["reserve"]
+        if not self.plans and np.isfinite(self.room.reserved):
+            reserved = format_bytes(best["needs"] + best["reserve"])
             texts.append(
-                f"  with its reserve a rank takes {format_bytes(reserved)} of {format_bytes(capacity)}"
+                f"  with its reserve a rank takes {reserved} of {self.room.describe_reserved()}"
             )
         if not self.plans and self.frame["run"].any():
             texts.append(f"  passes were run of {self.frame['run'].sum()} strategies with stages")
@@ -400,6 +402,7 @@ def explore(
         plans=plans,
         doubled=float(priced.time[priced.find_fitting(room.double())].min()),
         left_out=tuple(left_out),
+        room=room,
         warn=partial(_list_warnings, shown, where, execution, fastest, stack),
     )
 
@@ -729,7 +732,7 @@ def _list_too_large(priced: _Priced, strategies: Sequence[Any], room: Room) -> l
             of_rank = format_bytes(room.allocated)
             too_large.append(f"{name} needs {format_bytes(needs)} of {of_rank}")
         elif needs + reserve > room.reserved:
-            of_rank = format_bytes(room.reserved)
+            of_rank = room.describe_reserved()
             too_large.append(
                 f"{name} needs {format_bytes(needs)}, and {format_bytes(needs + reserve)} of {of_rank} "
                 "with its reserve"

@@ -1,6 +1,7 @@
 """A chart of memory over time: stacked areas of its uses, the peak, and what the device has."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import altair as alt
@@ -59,7 +60,7 @@ def memory_areas(
     layers = [_stack_uses(rows)]
     peak = max(rows, key=lambda row: row[_TOTAL], default=None)
     if peak is not None:
-        layers.append(_mark_peak(peak))
+        layers += _mark_peak(peak, rows[-1]["time_s"])
     for line in _list_lines(peak, capacity, reserve):
         layers += _draw_line(line)
     heading = alt.Title("Memory through one iteration", subtitle=about or alt.Undefined)
@@ -83,9 +84,18 @@ def _stack_uses(rows: Sequence[Row]) -> alt.Chart:
     x = canvas.amount_axis("time_s", "Time since the iteration began", "s", ticks=8)
     axis = alt.Axis(labelExpr=canvas.label_si("B"), tickCount=6)
     y = alt.Y("nbytes:Q", title="Memory of the fullest rank", axis=axis, stack="zero")
-    color = colour("use", list(names.values()), title="Use")
+    most = {names[use]: max(row[use] for row in rows) for use in uses}
+    legend = alt.Legend(labelExpr=_say_most(most))
+    color = colour("use", list(names.values()), title="Use, at most", legend=legend)
     chart = canvas.draw(areas).mark_area(interpolate="step-after", opacity=0.85)
     return chart.encode(x=x, y=y, color=color, order=alt.Order("order:Q"))
+
+
+def _say_most(most: Mapping[str, float]) -> str:
+    """The words of a legend: each use with the most that it holds, so that those too small to be seen are
+    known to be there [B]."""
+    words = {use: f"{use} {format_bytes(nbytes)}" for use, nbytes in most.items()}
+    return f"{json.dumps(words)}[datum.label]"
 
 
 def _list_lines(peak: Row | None, capacity: float | None, reserve: float | None) -> list[_Line]:
@@ -117,12 +127,23 @@ def _choose_moments(rows: Sequence[Row]) -> list[Row]:
     return [fullest[place] for place in sorted(fullest)]
 
 
-def _mark_peak(peak: Row) -> alt.Chart:
-    """A point at the fullest moment, whose words the pointer shows."""
-    words = f"peak {format_bytes(peak[_TOTAL])}"
-    row = {"time_s": peak["time_s"], "nbytes": peak[_TOTAL], "what": words}
+def _mark_peak(peak: Row, end: float) -> list[alt.Chart]:
+    """A point at the fullest moment with its words, on the side of it that has more room."""
+    row = {
+        "time_s": peak["time_s"],
+        "nbytes": peak[_TOTAL],
+        "what": f"peak {format_bytes(peak[_TOTAL])}",
+    }
+    tips = canvas.tips("what", time_s=".3s")
     point = canvas.draw([row]).mark_point(filled=True, color=INK, size=60, opacity=1.0)
-    return point.encode(x="time_s:Q", y="nbytes:Q", tooltip=canvas.tips("what", time_s=".3s"))
+    is_early = 2.0 * peak["time_s"] < end
+    words = canvas.draw([row]).mark_text(
+        align="left" if is_early else "right", dx=8 if is_early else -8, color=INK
+    )
+    return [
+        point.encode(x="time_s:Q", y="nbytes:Q", tooltip=tips),
+        words.encode(x="time_s:Q", y="nbytes:Q", text="what:N"),
+    ]
 
 
 def _draw_line(line: _Line) -> list[alt.Chart]:

@@ -87,6 +87,21 @@ class Room:
         fits = np.less_equal(allocated, self.allocated)
         return fits & np.less_equal(np.add(allocated, reserve), self.reserved)
 
+    def describe_reserved(self) -> str:
+        """Say what a rank may take with its reserve.
+
+        Examples
+        --------
+        >>> Room.of_device(80e9).describe_reserved()
+        '85.9 GB, the GiB of a device of 80 GB'
+        >>> Room.stated(40e9).describe_reserved()
+        '40 GB'
+        """
+        most = format_bytes(self.reserved)
+        if self.reserved == self.allocated:
+            return most
+        return f"{most}, the GiB of a device of {format_bytes(self.allocated)}"
+
     def double(self) -> "Room":
         """Twice as much of both."""
         return Room(allocated=2 * self.allocated, reserved=2 * self.reserved)
@@ -680,7 +695,8 @@ def find_shortage(
     if not memory.fits:
         return (f"a rank {memory}; {advise()}",)
     reserved = format_bytes(memory.reserved)
+    installed = Room.of_device(capacity).describe_reserved()
     return (
         f"a rank {memory}, and {reserved} with what its process takes beside it (context of CUDA, "
-        f"buffers of NCCL, fragments): it may not fit; {advise()}",
+        f"buffers of NCCL, fragments) of {installed}: it may not fit; {advise()}",
     )

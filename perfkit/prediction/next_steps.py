@@ -195,8 +195,8 @@ def list_next_steps(
     -------
     steps : NextSteps
         Of each kind the fastest that is enough alone: an optimizer without workspace, smaller
-        micro-batches, shards of what replicas hold, checkpoints, and offload, where the memory of the
-        host is known and large enough. The `MOST_NAMED` fastest of these, and then more ranks, while
+        micro-batches, sequences of which a micro-batch has one and that ranks share, shards of what
+        replicas hold, checkpoints, and offload, where the memory of the host is known and large enough. The `MOST_NAMED` fastest of these, and then more ranks, while
         the platform has them.
 
     Notes
@@ -413,6 +413,8 @@ def _list_changes(
             changed = {"micro_batch": micro_batch}
             smaller.append(_Change(f"micro_batch={micro_batch}", strategy=changed))
 
+    sequences = _list_shared_sequences(s)
+
     shards = []
     for more_zero in (1, 2, 3):
         if zero < more_zero <= most_zero and s.dp * s.cp > 1:
@@ -420,7 +422,18 @@ def _list_changes(
 
     checkpoints = _list_checkpoints(model, s)
     offloads = _list_offloads(model, s, zero, most_zero)
-    return [workspace, smaller, shards, checkpoints, offloads]
+    return [workspace, smaller, sequences, shards, checkpoints, offloads]
+
+
+def _list_shared_sequences(s: Strategy) -> list[_Change]:
+    """Replicas that share each sequence in place of having their own, where a micro-batch has only one."""
+    changes = []
+    factor = 2
+    while s.micro_batch == 1 and s.dp % factor == 0:
+        dp, cp = int(s.dp) // factor, int(s.cp) * factor
+        changes.append(_Change(f"cp={cp} with dp={dp}", strategy={"cp": cp, "dp": dp}))
+        factor *= 2
+    return changes
 
 
 def _find_most_zero(stack: str | Stack | None) -> int:
