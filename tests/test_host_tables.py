@@ -1,5 +1,6 @@
 """Tables whose rows lie in host memory: times over the link, memory, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from benchmarks import host_tables as benchmark
 from perfkit.__main__ import main
 from perfkit.models import host_tables
 from perfkit.models.caches import lru_hit_rate
-from perfkit.models.distributions import Uniform, unique_rows
+from perfkit.models.distributions import ReuseHistogram, Uniform, unique_rows
 from perfkit.models.host_tables import (
     BOTH_WAYS,
     CACHE_LOOKUP,
@@ -279,3 +280,20 @@ def test_sweeps_price_host_memory_as_predictions_do() -> None:
     for batch, time in zip((4096, 65536), swept, strict=True):
         one = make(rows=[ROWS, ROWS], kernel=["fused", "uvm"], batch=batch)
         assert time == pytest.approx(pk.predict(one, "h100-sxm-8").time)
+
+
+def test_recorded_lookups_say_what_a_cache_serves() -> None:
+    """Four rows are looked up 100 times each, and 400 once: a cache of 10 of 1000 rows serves next
+    to nothing but the popular ones, and half of the lookups miss."""
+    counts = [0.0] * 17
+    counts[0], counts[7] = 400.0, 4.0
+    law = ReuseHistogram(tuple(counts), 800.0, 1000)
+    recorded = pk.EmbeddingTable(1000, 128, law=law, kernel="uvm_caching", load_factor=0.01)
+    uniform = replace(recorded, law=None)
+    platform = pk.load_platform("h100-sxm-8")
+    times = time_host_tables(
+        [recorded, uniform], [800, 800], platform, ranks=1, optimizer="", sorts=True
+    )
+    missed = (times.forward - CACHE_LOOKUP * 800) * LINK / (BOTH_WAYS * 512 * 800)
+    assert missed[1] == pytest.approx(0.99, abs=1e-3)
+    assert missed[0] == pytest.approx(0.5, abs=0.06)
