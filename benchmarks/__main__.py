@@ -133,6 +133,7 @@ def _list_arguments(
     yield "speed", [*here, *shorten("--rounds", "5")]
     yield "peers", []
     yield "placement", shorten("--quick")
+    yield "plan_limits", shorten("--quick")
     yield "captures", []
     yield "gpu_vision", []
     yield "encoders", []

@@ -297,8 +297,11 @@ _TABLE = {
 
 
 def _search(model: pk.DLRM, platform: pk.Platform, ranks: int) -> pk.Plan:
-    """Search for a placement."""
-    result = pk.shard(model, platform, ranks=ranks, memory=MEMORY, seconds=2.0, seed=0)
+    """Search for a placement with shards of any number of columns."""
+    any_shards: dict[str, Any] = {"min_columns": 1, "split_small": True}
+    result = pk.shard(
+        model, platform, ranks=ranks, memory=MEMORY, seconds=2.0, seed=0, **any_shards
+    )
     return result.plan
 
 

@@ -56,9 +56,11 @@ class _Search(NamedTuple):
 
 
 def _search(tables: pk.TableSet, platform: pk.Platform, settings: Row, forbid: Set[str]) -> _Search:
-    """Search for a placement without some ways to cut tables, and take the time."""
+    """Search for a placement without some ways to cut tables, and take the time. Shards may have any
+    number of columns, and small tables may stay split: the search is judged, not its limits."""
     start = time.perf_counter()
-    result = pk.shard(tables, platform, forbid=forbid, **settings)
+    any_shards: dict[str, Any] = {"min_columns": 1, "split_small": True}
+    result = pk.shard(tables, platform, forbid=forbid, **any_shards, **settings)
     return _Search(result, time.perf_counter() - start)
 
 

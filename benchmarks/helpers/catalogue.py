@@ -264,6 +264,16 @@ BENCHMARKS = (
         "Placements of embedding tables",
         quick_seconds=15,
     ),
+    Benchmark(
+        "plan_limits",
+        "What do limits of plans cost: shards of 128 columns or more, and small tables whole or copied?",
+        "",
+        25,
+        (),
+        _ACCURACY,
+        "Placements of embedding tables",
+        quick_seconds=8,
+    ),
     # GPUs that perfkit has measured
     Benchmark(
         "gpu_steps",

@@ -72,6 +72,11 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
     help="where tables may lie if device memory is too small, as fused,uvm_caching; default: fused",
 )
 @click.option(
+    "--split-small",
+    is_flag=True,
+    help="leave small tables split that are stored whole or copied otherwise",
+)
+@click.option(
     "--seconds",
     type=NUMBER,
     help="time of the search, default 1; --measure: time per placement and pass",
@@ -119,6 +124,7 @@ def shard_command(
     memory: float | None,
     min_columns: int | None,
     kernels: str | None,
+    split_small: bool,
     seconds: float | None,
     steps: int | None,
     seed: int | None,
@@ -141,6 +147,7 @@ def shard_command(
             memory=memory,
             min_columns=min_columns,
             kernels=kernels,
+            split_small=split_small,
             plan=plan,
             out=out,
             format=form,
@@ -163,7 +170,7 @@ def shard_command(
         settings = keep_given(ranks=ranks, seconds=seconds, seed=seed, quick=quick)
         answer = _measure(workload, model, platform, settings)
     else:
-        settings = keep_given(seconds=seconds, steps=steps, seed=seed)
+        settings = keep_given(seconds=seconds, steps=steps, seed=seed, split_small=split_small)
         limits = keep_given(memory=memory, min_columns=min_columns)
         if kernels is not None:
             if plan is not None:
@@ -262,6 +269,10 @@ def _search(
         "predicted_s": price.time,
         "bound_s": result.bound,
         "gap": result.gap,
+        "bound_of_any_width_s": result.bound_of_any_width,
+        "joined": list(result.joined),
+        "given_up_s": result.given_up,
+        "warnings": list(result.warnings),
         "interval_s": price.interval(),
         "parts_s": dict(price.parts),
         "methods": result.compare().to_dicts(),

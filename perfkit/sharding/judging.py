@@ -136,6 +136,7 @@ def judge_plan(
     seed: int = 0,
     inputs: str = "local",
     min_columns: Any = None,
+    split_small: bool = False,
     progress: Callable[[float, float], None] | None = None,
 ) -> PlanJudgement:
     """Say how good a plan is: its time, that of the best plan that a search finds, and the time that
@@ -167,6 +168,8 @@ def judge_plan(
     min_columns : int or mapping, optional
         Least columns of a shard in the search, see `shard`; by default 128, and where the plan has
         narrower shards of a table, as many as the narrowest [-].
+    split_small : bool, optional
+        Whether small tables may stay in shards in the plan that is found, see `shard`.
     progress : callable, optional
         See `shard`.
 
@@ -219,6 +222,7 @@ def judge_plan(
         seconds=seconds,
         steps=steps,
         seed=seed,
+        split_small=split_small,
         progress=progress,
         **limits,  # type: ignore[arg-type]
     )

@@ -33,6 +33,7 @@ from perfkit.sharding.problem import DEVICE_RESOURCES, Constraints, Problem
 from perfkit.sharding.result import PlanPrice, ShardingResult, price_checked_plan
 from perfkit.sharding.search import Progress, search_assignment
 from perfkit.sharding.setup import set_up
+from perfkit.sharding.small_tables import JoinedPlan, join_small_tables
 from perfkit.sharding.state import Assignment, State
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
@@ -184,6 +185,7 @@ def shard(
     apart: Any = (),
     forbid: Any = (),
     min_columns: Any = MIN_COLUMNS,
+    split_small: bool = False,
     inputs: str = "local",
     kernels: Sequence[str] = (FUSED.name,),
     progress: Callable[[float, float], None] | None = None,
@@ -228,6 +230,11 @@ def shard(
         as many is never split so. A mapping gives them by table, and the others have 128. The
         default is that of TorchRec's planner, whose ``ParameterConstraints`` call it
         ``min_partition``; 1 sets no limit [-].
+    split_small : bool, optional
+        Whether small tables may stay in shards. By default a table whose weights and states take a
+        thousandth of the memory of a rank or less is stored whole or copied after the search,
+        unless its shards gain more than the upper half of the 80 % interval of the time, or more
+        than 5 % of it. The result says what was given up.
     inputs : str, optional
         ``local`` if the data loader of a rank reads the indices of its own tables, ``exchanged`` if
         an all_to_all brings them at the start of the iteration.
@@ -307,6 +314,7 @@ def shard(
                 apart=apart,
                 forbid=forbid,
                 min_columns=min_columns,
+                split_small=split_small,
                 inputs=inputs,
                 progress=progress,
             )
@@ -317,6 +325,7 @@ def shard(
         None if steps is None else int(check_positive("steps", steps, integer=True)),
         int(check_positive("seed", seed, integer=True, zero=True)),
     )
+    check_type("split_small", split_small, bool)
     names, order = name_tables(workload.tables), problem.costs.order
     kept = {"pin": pin, "together": together, "apart": apart, "min_columns": min_columns}
     kept["beyond_device"] = np.array([table.host_bytes > 0 for table in workload.tables])
@@ -327,26 +336,56 @@ def shard(
     forbidden = [
         kind for kind in KINDS if (constraints.allowed[kind] < unforbidden.allowed[kind]).any()
     ]
-    attempts = _Attempts(prepared, unforbidden, forbidden, budget, progress)
+    attempts = _Attempts(prepared, unforbidden, forbidden, budget, split_small, progress)
     with np.errstate(under="ignore"):  # once, as entering it takes as long as a step of the search
         outcome = attempts.run()
-        best, baselines = _choose(outcome.prices), outcome.baselines
+        best, baselines = outcome.best, outcome.baselines
         if outcome.state is not prepared.state:
             baselines = _price_baselines(prepared.state, budget.seed)
             fitting = [price for price in baselines.values() if price is not None]
-            best = _choose([price_checked_plan(prepared.problem, best.plan), *fitting])
+            price = price_checked_plan(prepared.problem, best.price.plan)
+            best = _choose_joined(best._replace(price=price), fitting)
+        # what is forbidden only makes plans slower
+        bound = max(prepared.bound, attempts.bound)
+        bound_of_any_width = _bound_any_width(prepared.problem, kept, forbid, bound)
     reasons = [f"{kind} was not tried: {reason}" for kind, reason in problem.left_out.items()]
     return ShardingResult(
-        best.plan,
-        best,
-        # what is forbidden only makes plans slower
-        max(prepared.bound, attempts.bound),
+        best.price.plan,
+        best.price,
+        bound,
         objective,
         attempts.work,
         attempts.interrupted,
         baselines,
         warn_once(tuple(reasons), 3),
+        budget.seconds,
+        budget.steps,
+        bound_of_any_width,
+        tuple(names[number] for number in best.tables),
+        best.given_up,
     )
+
+
+def _bound_any_width(
+    problem: Problem, kept: Mapping[str, Any], forbid: Any, bound: float
+) -> float | None:
+    """Lower bound where shards may have any number of columns; None if no table is kept from more
+    shards, and at most `bound`, that of the given limits [s]."""
+    costs, limited = problem.costs, problem.constraints
+    columns = np.array([table.dim for table in costs.workload.tables])
+    splits_columns = [kind.name for kind in PLACEMENT_KINDS if kind.splits_columns]
+    names = name_tables(costs.workload.tables)
+    any_width = {**kept, "min_columns": 1}
+    constraints = read_constraints(names, costs.ranks, costs.order, **any_width, forbid=forbid)
+    may_be_split = np.zeros(len(columns), dtype=bool)
+    for kind in splits_columns:
+        may_be_split |= constraints.allowed[kind]
+    most_shards = np.minimum(limited.count_column_shards(columns), costs.ranks)
+    if not (may_be_split & (most_shards < np.minimum(columns, costs.ranks))).any():
+        return None
+    unlimited = replace(problem, constraints=constraints)
+    # rounding aside, more plans have no higher bound
+    return min(find_lower_bound(unlimited, list_floors(unlimited)).time, bound)
 
 
 class _Budget(NamedTuple):
@@ -395,14 +434,14 @@ class _Outcome(NamedTuple):
     ----------
     state : State
         Its problem and candidates.
-    prices : sequence of PlanPrice
-        Prices of the plans that fit: its own, and those of rules of thumb.
+    best : JoinedPlan
+        The best plan that fits, of its own and those of rules of thumb.
     baselines : dict of str to (PlanPrice or None)
         Prices of the rules of thumb; None for one that finds no room.
     """
 
     state: State
-    prices: Sequence[PlanPrice]
+    best: JoinedPlan
     baselines: dict[str, PlanPrice | None]
 
 
@@ -452,6 +491,7 @@ class _Attempts:
     unforbidden: Constraints
     forbidden: Sequence[str]
     budget: _Budget
+    split_small: bool
     progress: Progress
     work: float = 0.0
     interrupted: bool = False
@@ -463,16 +503,16 @@ class _Attempts:
         while True:
             last = len(ruled_out) == len(self.forbidden)
             outcome = self._search(self._rule_out(ruled_out), len(ruled_out), last)
-            if last:
-                return outcome
-            if not outcome.prices:
+            if outcome is None:  # nothing fits, and the last search says why
                 ruled_out = set(self.forbidden)
                 continue
-            best = _choose(outcome.prices)
-            used = self._list_forbidden_kinds(best.plan)
+            if last:
+                return outcome
+            price = outcome.best.price
+            used = self._list_forbidden_kinds(price.plan)
             if not used:
                 if self.progress is not None:
-                    self.progress(1.0, best.time)
+                    self.progress(1.0, price.time)
                 return outcome
             ruled_out |= used
             if self.interrupted:  # a last plan, with no more work than a start
@@ -500,8 +540,9 @@ class _Attempts:
             allowed[kind] = allows.allowed[kind]
         return _prepare(replace(problem, constraints=replace(constraints, allowed=allowed)))
 
-    def _search(self, prepared: _Prepared, number: int, last: bool) -> _Outcome:
-        """Search once; if it is the last search and nothing fits, an error says what is missing."""
+    def _search(self, prepared: _Prepared, number: int, last: bool) -> _Outcome | None:
+        """Search once; None if nothing fits. If it is the last search, an error says what is
+        missing."""
         problem, state, budget = prepared.problem, prepared.state, self.budget
         self.bound = max(self.bound, prepared.bound)
         share = 1 / (len(self.forbidden) + 1)
@@ -551,12 +592,26 @@ class _Attempts:
                 "memory, or drop constraints"
             )
             raise InfeasibleError(f"memory: no placement was found that fits; {fault}; {advice}")
-        return _Outcome(state, prices, prices_of_baselines)
+        if not prices:
+            return None
+        best = JoinedPlan(_choose(prices))
+        if not self.split_small:
+            best = join_small_tables(problem, best.price)
+        fitting = [price for price in prices_of_baselines.values() if price is not None]
+        return _Outcome(state, _choose_joined(best, fitting), prices_of_baselines)
 
 
 def _choose(prices: Sequence[PlanPrice]) -> PlanPrice:
     """The first one of the shortest time; among equal times, of the shortest time of the device."""
     return min(prices, key=lambda price: (price.time, -price.host_time))
+
+
+def _choose_joined(joined: JoinedPlan, baselines: Sequence[PlanPrice]) -> JoinedPlan:
+    """A plan whose small tables were joined, or a rule of thumb that is faster now."""
+    best = _choose([joined.price, *baselines])
+    if best is joined.price:
+        return joined
+    return JoinedPlan(best)
 
 
 def _place_by_rules(state: State, rules: Sequence[str], seed: int) -> dict[str, Assignment | None]:

@@ -24,6 +24,8 @@ from perfkit.workloads.torchrec_format import has_torchrec, make_constraints, ma
 #: Costs that every rank has of its own; those that all ranks reduce together are no part of them.
 _COSTS_OF_RANK = [cost for cost in Cost if cost not in (Cost.SUMMED, Cost.AVERAGED)]
 _BYTES = [cost for cost in _COSTS_OF_RANK if cost not in SECONDS]
+#: A longer search is advised from this gap on, with so many times the work [-].
+_WIDE_GAP, _LONGER = 0.01, 6
 
 
 class PlanCosts(NamedTuple):
@@ -58,6 +60,13 @@ class PlanCosts(NamedTuple):
         copied = np.array([placement.traits.is_copied for placement in plan.placements])
         total: Array = self.costs_everywhere[copied[self.table_everywhere]].sum(axis=0)
         return total
+
+    def of_table(self, table: int, ranks: int) -> Array:
+        """Costs of one table on every rank, shape (ranks, 15) [s or B]."""
+        total = np.zeros((ranks, len(Cost)))
+        is_of_table = self.table == table
+        np.add.at(total, self.rank[is_of_table], self.costs[is_of_table])
+        return total + self.costs_everywhere[self.table_everywhere == table].sum(axis=0)
 
     def by_table(self, tables: int, ranks: int) -> Array:
         """Costs of every table, summed over ranks, shape (tables, 15) [s or B]."""
@@ -505,6 +514,17 @@ class ShardingResult(Tabular):
         finds no room.
     warnings : tuple of str
         Kinds of placement that were not tried although nobody forbade them, and why.
+    seconds : float
+        Work that the search might take [s].
+    steps : int, optional
+        Steps that it might take in place of `seconds` [-].
+    bound_of_any_width : float, optional
+        Lower bound if shards might have any number of columns: `min_columns` costs at most what the
+        time is above it. None if `min_columns` holds no table back [s].
+    joined : tuple of str
+        Small tables that are whole or copied although the search found shards of them faster.
+    given_up : float
+        How much longer the plan takes because of that [s].
     """
 
     report_title = "Placement of embedding tables that a search found"
@@ -517,6 +537,36 @@ class ShardingResult(Tabular):
     interrupted: bool
     baselines: Mapping[str, PlanPrice | None] = field(repr=False)
     warnings: tuple[str, ...] = ()
+    seconds: float = 1.0
+    steps: int | None = None
+    bound_of_any_width: float | None = None
+    joined: tuple[str, ...] = ()
+    given_up: float = 0.0
+
+    @property
+    def cost_of_min_columns(self) -> float:
+        """What `min_columns` costs at most: the best plan without it is no more than this faster
+        [s]."""
+        if self.bound_of_any_width is None:
+            return 0.0
+        return self.prediction.time - self.bound_of_any_width
+
+    @property
+    def cost_of_limits(self) -> float:
+        """What `min_columns` and whole small tables cost at most, together [s]."""
+        if self.bound_of_any_width is None:
+            return self.given_up
+        return self.prediction.time - self.bound_of_any_width
+
+    @property
+    def longer_search(self) -> str | None:
+        """The argument of a search that may come closer to the bound; None if the plan is close to
+        it."""
+        if self.gap < _WIDE_GAP:
+            return None
+        if self.steps is not None:
+            return f"steps={_LONGER * self.steps}"
+        return f"seconds={_LONGER * self.seconds:g}"
 
     @property
     def kernels(self) -> dict[str, str]:
@@ -728,8 +778,28 @@ class ShardingResult(Tabular):
             return constraints
         return make_constraints(constraints)
 
+    def _list_limits(self) -> list[Sequence[str]]:
+        """How good the plan is and what its limits cost, as rows of text with their heads first."""
+        price = self.prediction
+        low, high = map(format_time, price.interval())
+        rows: list[Sequence[str]] = [
+            ("what", "figure"),
+            ("80 % interval of the time", f"{low} to {high}"),
+            ("nothing better exists within the limits than", format_time(self.bound)),
+            ("so the plan is above the best by at most", f"{self.gap:.2%}"),
+        ]
+        if self.bound_of_any_width is not None:
+            cost = format_time(self.cost_of_min_columns)
+            rows.append(("the least columns of a shard cost at most", cost))
+        if self.joined:
+            named = ", ".join(self.joined)
+            rows.append(("small tables that are not split", named))
+            rows.append(("which costs", format_time(self.given_up)))
+        return rows
+
     def sections(self) -> Sections:
         """Parts of a report, see `perfkit.ground.results.Sections`."""
+        yield "How good the plan is, and what its limits cost", self._list_limits()
         yield "The plan and the rules of thumb", self.compare()
         yield "", self.chart()
         yield "Ranks", self.by_rank()
@@ -748,12 +818,7 @@ class ShardingResult(Tabular):
         kinds = [placement.kind for placement in self.plan.placements]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         batch = problem.costs.workload.batch
-        low, high = map(format_time, price.interval(0.8))
-        lines = [
-            repr(self),
-            f"  batch {batch:,}; {counts}; no plan can take less than {format_time(self.bound)}",
-            f"  80 % interval of the time: {low} to {high}",
-        ]
+        lines = [repr(self), f"  batch {batch:,}; {counts}", *self._explain_limits()]
         for name, time in price.parts.items():
             lines.append(f"  {time / price.time:6.1%}  {format_time(time):>9}  {name}")
         least, most = (
@@ -776,11 +841,48 @@ class ShardingResult(Tabular):
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
 
+    def _explain_limits(self) -> list[str]:
+        """How good the plan is within its limits, how sure that is, and what the limits cost."""
+        price = self.prediction
+        low, high = map(format_time, price.interval())
+        least = format_time(self.bound)
+        lines = [
+            f"  80 % interval of the time: {low} to {high}; most of that is the same for all plans",
+            f"  no plan within these limits takes less than {least}: this one is at most "
+            f"{self.gap:.2%} above the best",
+        ]
+        columns = price._problem.constraints.min_columns
+        if self.bound_of_any_width is not None and columns is not None:
+            widths = f"{columns.min():,}"
+            if columns.min() < columns.max():
+                widths = f"{widths} to {columns.max():,}"
+            share = self.cost_of_min_columns / price.time if price.time else 0.0
+            lines.append(
+                f"  shards by columns have at least {widths} columns (min_columns): that costs at "
+                f"most {format_time(self.cost_of_min_columns)}, {share:.1%} of the time, as with "
+                f"any columns no plan takes less than {format_time(self.bound_of_any_width)}"
+            )
+        if self.joined:
+            named = ", ".join(self.joined[:3])
+            if len(self.joined) > 3:
+                named = f"{named}, …"
+            share = self.given_up / price.time if price.time else 0.0
+            lines.append(
+                f"  whole or copied because they are small: {len(self.joined)} ({named}); shards "
+                f"would save {format_time(self.given_up)}, {share:.1%} of the time (split_small)"
+            )
+        return lines
+
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         where = f"{self.plan.ranks} ranks of {self.prediction._problem.costs.platform.name}"
-        time = f"{format_time(self.prediction.time)}, at most {self.gap:.2%} above the best"
-        return f"{len(self.plan.owners)} tables on {where}: {time}"
+        low, high = map(format_time, self.prediction.interval())
+        line = f"{len(self.plan.owners)} tables on {where}: {format_time(self.prediction.time)}"
+        line = f"{line} ({low}–{high}); nothing better than {format_time(self.bound)} exists"
+        line = f"{line} within these limits"
+        if self.longer_search is not None:
+            line = f"{line}; search longer: {self.longer_search}"
+        return line
 
     def __repr__(self) -> str:
         return f"ShardingResult({self.headline()})"
