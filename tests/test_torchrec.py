@@ -266,4 +266,8 @@ def test_results_of_searches_are_numbered_by_the_nodes_of_their_platform() -> No
     written = found.to_torchrec(plain=True)
     assert written == found.plan.to_torchrec(TABLES, ranks_per_node=8)
     assert Plan.from_torchrec(written, TABLES, ranks=16) == found.plan
+    nameless = pk.TableSet((EmbeddingTable(10, 64),), batch=1024)
+    with pytest.warns(UserWarning, match="the module of 'table 0' is not known") as told:
+        pk.shard(nameless, "h100-sxm-8", ranks=2, steps=2).to_torchrec(plain=True)
+    assert told[0].filename == __file__, "the line that asks"
     assert found.to_torchrec_constraints(plain=True).keys() == written["sparse.ebc"].keys()

@@ -611,6 +611,9 @@ def check_model(port: int) -> Iterator[Check]:
         forbid={table.name: (*inside_nodes, "data_parallel") for table in read.tables},
     )
     modules = found.to_torchrec(device="cpu", ranks_per_node=RANKS, plain=True)
+    objects = found.to_torchrec(device="cpu", ranks_per_node=RANKS)
+    same = objects._serialize()["plan"] == _leave_out_caches(modules)
+    yield Check("objects of the plan found", same, f"a {type(objects).__name__} as the JSON")
     yield from check_trained(
         "tables and plan from the model", found.plan, read.tables, modules, port
     )

@@ -16,7 +16,7 @@ from perfkit.platform.host_memory import find_host_share
 from perfkit.prediction.host_tables import note_other_device
 from perfkit.sharding.costs import DEVICE_SECONDS, MEMORY, SECONDS, Cost, Costs
 from perfkit.sharding.problem import MESSAGES, Problem, Resource, TimeParts
-from perfkit.workloads.placement import Plan, Shard
+from perfkit.workloads.placement import Plan, Shard, warn_of_paths
 from perfkit.workloads.placement_kinds import PlacementKind
 from perfkit.workloads.tables import name_tables
 from perfkit.workloads.torchrec_format import has_torchrec, make_constraints, make_sharding_plan
@@ -735,13 +735,10 @@ class ShardingResult(Tabular):
         costs = self.prediction._problem.costs
         if ranks_per_node is None:
             ranks_per_node = min(costs.ranks_per_node, self.plan.ranks)
-        modules = self.plan.to_torchrec(
-            costs.workload.tables,
-            module=module,
-            ranks_per_node=ranks_per_node,
-            device=device,
-            pooled=pooled,
+        modules, unplaced = self.plan.write_torchrec(
+            costs.workload.tables, module, ranks_per_node, device, pooled
         )
+        warn_of_paths(unplaced, stacklevel=2)
         if plain or not has_torchrec():
             return modules
         return make_sharding_plan(modules)

@@ -587,6 +587,19 @@ class Plan:
         >>> plan["ebc"]["table 0"]["shards"][1]
         {'shard_offsets': [5, 0], 'shard_sizes': [5, 16], 'placement': 'rank:1/cuda:1'}
         """
+        plan, unplaced = self.write_torchrec(tables, module, ranks_per_node, device, pooled)
+        warn_of_paths(unplaced, stacklevel=2)
+        return plan
+
+    def write_torchrec(
+        self,
+        tables: Sequence[EmbeddingTable],
+        module: str | None,
+        ranks_per_node: int | None,
+        device: str,
+        pooled: bool,
+    ) -> tuple[dict[str, Any], list[str]]:
+        """What `to_torchrec` gives, and the tables whose module is not known."""
         tables = list_tables("tables", tables)
         check_type("module", module, str | None)
         check_choice("device", device, DEVICES)
@@ -620,15 +633,7 @@ class Plan:
                 for shard in shards[number]
             ]
             entries[name] = write_entry(table, placement.traits, placement.ranks, boxes)
-        if unplaced:
-            warnings.warn(
-                f"the module of {_count(unplaced)} is not known, and {MODULE!r} is taken, as in "
-                "TorchRec's DLRM; TorchRec copies the tables of a path that the model lacks; name "
-                "the module, or read the tables from the model",
-                UserWarning,
-                stacklevel=2,
-            )
-        return plan
+        return plan, unplaced
 
     def _find_node_size(self, ranks_per_node: int | None, device: str) -> int:
         """Ranks of a node [-]."""
@@ -722,6 +727,18 @@ class Plan:
         if notes:
             warnings.warn("; ".join(notes), UserWarning, stacklevel=2)
         return read
+
+
+def warn_of_paths(unplaced: Sequence[str], *, stacklevel: int) -> None:
+    """Say which tables have no module, so that a usual path was taken."""
+    if unplaced:
+        warnings.warn(
+            f"the module of {_count(unplaced)} is not known, and {MODULE!r} is taken, as in "
+            "TorchRec's DLRM; TorchRec copies the tables of a path that the model lacks; name the "
+            "module, or read the tables from the model",
+            UserWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 def take_kernels(tables: TableSet, plan: Any) -> TableSet:
