@@ -735,7 +735,7 @@ class ShardingResult(Tabular):
         costs = self.prediction._problem.costs
         if ranks_per_node is None:
             ranks_per_node = min(costs.ranks_per_node, self.plan.ranks)
-        modules, unplaced = self.plan.write_torchrec(
+        modules, unplaced = self.plan._write_torchrec(
             costs.workload.tables, module, ranks_per_node, device, pooled
         )
         warn_of_paths(unplaced, stacklevel=2)

@@ -587,11 +587,11 @@ class Plan:
         >>> plan["ebc"]["table 0"]["shards"][1]
         {'shard_offsets': [5, 0], 'shard_sizes': [5, 16], 'placement': 'rank:1/cuda:1'}
         """
-        plan, unplaced = self.write_torchrec(tables, module, ranks_per_node, device, pooled)
+        plan, unplaced = self._write_torchrec(tables, module, ranks_per_node, device, pooled)
         warn_of_paths(unplaced, stacklevel=2)
         return plan
 
-    def write_torchrec(
+    def _write_torchrec(
         self,
         tables: Sequence[EmbeddingTable],
         module: str | None,
