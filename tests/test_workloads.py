@@ -27,6 +27,7 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import COLLECTIVES, PHASES, Graph
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.placement import Placement, Plan
+from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.tape import Tape
 from perfkit.workloads.transformer import SHAPE, Transformer
@@ -797,3 +798,29 @@ def test_gradients_of_shards_are_summed_up_in_the_format_that_is_named() -> None
         ValueError, match=r"reduce_dtype is 'bf16' and parallel 'ddp', .*take parallel='fsdp'"
     ):
         make(reduce_dtype="bf16").graphs(8)
+    message = r"not go with reduce_dtype of the model, bf16, as replicas share nothing; .* zero 1"
+    with pytest.raises(ValueError, match=message):
+        predict(make(reduce_dtype="bf16"), "h100-sxm-8", strategy=Strategy(dp=8))
+
+
+def test_shards_in_another_format_than_their_gradients_are_held_beside_them() -> None:
+    """FSDP2 allocates a reduced shard in the format of the reduction and then casts it, both in the stream
+    that reduces: in bf16 the largest unit's shard more, where fp32 needs no cast. What it reduces is half
+    as large, which counts where the backward pass is fullest then, and here it is not."""
+    make = partial(
+        Transformer.gpt2,
+        batch=8,
+        sequence=1024,
+        layers=2,
+        dtype="bf16",
+        mixed=True,
+        fused=True,
+        vocabulary=50304,
+        parallel="fsdp",
+    )
+    in_fp32, in_bf16 = (
+        predict(make(reduce_dtype=name), "h100-sxm-8", ranks=8).memory().total
+        for name in ("fp32", "bf16")
+    )
+    of_ends = (50304 + 1024 + 2) * 768  # words, positions, and the last norm
+    assert in_bf16 - in_fp32 == pytest.approx(2 * of_ends / 8, rel=1e-3)

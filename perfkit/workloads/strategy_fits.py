@@ -32,7 +32,8 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         the whole model without buffers, `frozen_format` such that share no weights,
         `optimizer_in_backward` one rank and one micro-batch, and an optimizer whose updates depend on
         the shape of a weight replicas that share no states. Ranks do not share the tokens of images,
-        which have a `patch`.
+        which have a `patch`. A
+        `reduce_dtype` needs replicas that share something or have buffers.
     """
     spread = spread_chunks(model.all_layers, s)
     keeps_states = np.equal(s.offload, "none")
@@ -51,6 +52,8 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         "optimizer": _find_optimizer_fits(model, s, is_replica),
         "optimizer_in_backward": _find_hooks_fit(model, s),
         "patch": shares_no_tokens | (model.patch == 0),
+        # DistributedDataParallel adds gradients up as they are
+        "reduce_dtype": ~(s.replicated & np.greater(s.dp, 1)) | (model.reduce_dtype == ""),
     }
 
 
@@ -191,6 +194,11 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
             "nobody checked images whose tokens ranks share, which are no multiple of ranks: take cp 1 and "
             "no sequence_parallel"
         )
+    if name == "reduce_dtype":
+        return (
+            "DistributedDataParallel adds gradients up as they are: leave it out, or take zero 1 or more, or "
+            "a stack with buffers of gradients, such as 'megatron'"
+        )
     if name == "optimizer":
         return (
             "updates that depend on the shape of a weight are modelled on replicas of the whole model "
@@ -215,7 +223,14 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
 
 #: Settings of a model that some strategies do not go with; the other fields of `list_fits` are sizes that
 #: ranks share.
-_SETTINGS = ("lora_rank", "frozen_format", "optimizer", "optimizer_in_backward", "patch")
+_SETTINGS = (
+    "lora_rank",
+    "frozen_format",
+    "optimizer",
+    "optimizer_in_backward",
+    "patch",
+    "reduce_dtype",
+)
 #: Fields of a strategy that such settings want at these values.
 _PLAIN = {
     "tp": 1,
@@ -264,6 +279,8 @@ def explain_misfit(name: str, model: Any, s: Strategy) -> str:
 
 def _list_faults(name: str, model: Any, s: Strategy) -> list[str]:
     """The fields of a strategy that a setting of a model wants otherwise, with their values."""
+    if name == "reduce_dtype":
+        return ["replicas share nothing"]
     if name == "patch":
         return [f"{key} is {value}" for key, value in (("cp", s.cp), ("tp", s.tp)) if value > 1]
     plain = dict(_PLAIN)
