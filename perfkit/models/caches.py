@@ -56,6 +56,7 @@ def _find_root(find_gap: Callable[[Array], _Gap], start: Array, low: Array, high
         high = np.where(gap.value > 0, found, high)
         new = found - gap.value / gap.slope
         new = np.where((new >= low) & (new <= high), new, (low + high) / 2)
+        new = np.where(gap.value == 0, found, new)  # also where the gap does not grow any more
         step = new - found
         found = new
         if not np.any(abs(step) >= 1e-9):

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any, ClassVar
 
@@ -169,7 +170,7 @@ class EmbeddingTable:
             return 0
         return self.nbytes
 
-    @property
+    @cached_property
     def distribution(self) -> Distribution:
         """Distribution of the looked-up rows."""
         if self.law is not None:
@@ -221,6 +222,8 @@ def take_part(
     """
     part = object.__new__(EmbeddingTable)
     vars(part).update(vars(table))
+    if rows is not None:
+        vars(part).pop("distribution", None)
     changes = {"rows": rows, "dim": dim, "pooling": pooling}
     vars(part).update({name: size for name, size in changes.items() if size is not None})
     return part
