@@ -132,7 +132,8 @@ def test_the_bag_waits_for_rows_by_hand() -> None:
     sizes = {
         name: np.array([value])
         for name, value in {
-            "elements": 1e8,
+            "lookups": 1e6,
+            "rows": 0.0,
             "dim": 100.0,
             "hits": 0.5,
             "nbytes": 4e8,
@@ -244,3 +245,19 @@ def test_distinct_rows_of_the_bounded_power_law() -> None:
     assert sum(chances) == pytest.approx(1)
     expected = sum(1 - (1 - chance) ** 2 for chance in chances)
     assert count_distinct(4, 2.0) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("embedding", ["separate", "hash"])
+def test_kernels_that_wait_are_swept_as_each_alone(embedding: str) -> None:
+    given: dict[str, Any] = {"rows": [10**6] * 2, "pooling": 10, "embedding": embedding}
+    batches = [2048, 65536]
+    swept = pk.sweep(
+        lambda batch: pk.DLRM(batch=batch, **given),
+        {"batch": batches},
+        "h100-sxm-8",
+        ranks=1,
+        progress=False,
+    ).table()
+    for batch, time in zip(batches, swept["time"], strict=True):
+        alone = pk.predict(pk.DLRM(batch=batch, **given), "h100-sxm-8", ranks=1)
+        assert time == pytest.approx(alone.time, rel=1e-9)

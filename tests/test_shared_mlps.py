@@ -355,7 +355,10 @@ def test_two_models_of_large_dlrms_mostly_agree() -> None:
     """docs/accuracy.md: MAD-Max's answers for DLRM-A, and how many pairs both put in the same
     order."""
     rows = compare(["DLRM-A"])
-    assert count_pairs(rows) == (7, 10)  # copies and `tp` inside a node are within 1 % of each other
+    assert count_pairs(rows) == (
+        7,
+        10,
+    )  # copies and `tp` inside a node are within 1 % of each other
     first, slow, last = rows[:3]
     assert first["other"] == pytest.approx(54.0, rel=1e-3)
     assert last["time"] > slow["time"] > 2 * first["time"]

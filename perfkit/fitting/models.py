@@ -284,7 +284,8 @@ class LookupRoofline(KernelModel):
         given: dict[str, Any] = dict(parameters)
         bandwidth: Any = given.pop("memory_efficiency") * sizes["bandwidth"]
         dim = np.maximum(sizes["dim"], 1.0)
-        lookups = sizes["elements"] / dim
+        # an update of sorted lookups has rows, each of them a lookup
+        lookups = np.where(sizes["lookups"] > 0, sizes["lookups"], sizes["rows"])
         return np.asarray(
             lookup_time(
                 lookups, dim, sizes["nbytes"], bandwidth=bandwidth, hits=sizes["hits"], **given

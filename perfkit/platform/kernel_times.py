@@ -44,7 +44,7 @@ _SHARED_BY_PRODUCTS = ("flops", "nbytes", "beyond_l2", "beyond_l3")
 _ROOFLINE_SIZES = ("flops", "peak", "bandwidth", "m", "n", "k", "rows")
 _PRODUCT_SIZES = ("flops", "batch", "m", "n", "k")
 #: Sizes of lookups that kernels wait for.
-_LOOKUP_SIZES = (*_ROOFLINE_SIZES, "elements", "dim", "hits")
+_LOOKUP_SIZES = (*_ROOFLINE_SIZES, "lookups", "dim", "hits")
 _BARE_SIZES = ("flops", "nbytes", "row_bytes", "peak")
 
 

@@ -245,7 +245,6 @@ def _size_lookups(
         "page_walks": found.walks,
         "beyond_l2": beyond_l2,
         "beyond_l3": beyond_l3,
-        "elements": lookups * dim,
         "hits": find_hits(found.row_bytes, beyond_l3),
         "traffic": traffic.nbytes,
         "bandwidth": traffic.bandwidth,
@@ -335,10 +334,9 @@ def _put_on_device(
         "traffic": np.zeros(count),
         "bandwidth": np.full(count, main_bandwidth),
         "hits": np.zeros(count),
+        "rows": np.zeros(count),
     }
-    if sizes.keys() >= {"lookups", "dim"}:
-        known["elements"] = sizes["lookups"] * sizes["dim"]
-    elif sizes.keys() >= {"lookups", "elements"}:
+    if sizes.keys() >= {"lookups", "elements"}:
         known["dim"] = sizes["elements"] / np.maximum(sizes["lookups"], 1.0)
     if isinstance(model.fit, Additive) and "beyond_l3" in sizes:  # needs nothing of the device
         return known | dict(sizes)
