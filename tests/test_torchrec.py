@@ -9,7 +9,8 @@ import pytest
 
 import perfkit as pk
 from perfkit.workloads.placement import Placement, Plan
-from perfkit.workloads.tables import EmbeddingTable
+from perfkit.workloads.placement_kinds import KINDS
+from perfkit.workloads.tables import EmbeddingTable, TableSet
 from perfkit.workloads.torchrec_format import MODULE
 
 TABLES = [EmbeddingTable(10, 64, name=name, module="sparse.ebc") for name in "abcdef"]
@@ -271,3 +272,23 @@ def test_results_of_searches_are_numbered_by_the_nodes_of_their_platform() -> No
         pk.shard(nameless, "h100-sxm-8", ranks=2, steps=2).to_torchrec(plain=True)
     assert told[0].filename == __file__, "the line that asks"
     assert found.to_torchrec_constraints(plain=True).keys() == written["sparse.ebc"].keys()
+
+
+def test_blocks_of_rows_of_a_search_go_to_ranks_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables = TableSet(
+        [EmbeddingTable(10**5 * n, 64, 5.0, 1.2, name=f"t{n}") for n in (1, 2, 3, 4)],
+        batch=4096,
+        embedding="fused",
+    )
+    others = [kind for kind in KINDS if kind != "table_row_wise"]
+    found = pk.shard(tables, "h100-sxm-8x2", ranks=16, steps=20, forbid=others)
+    ranks = [placement.ranks for placement in found.plan.placements]
+    assert any(list(listed) != sorted(listed) for listed in ranks), "the search has another order"
+    written = found.to_torchrec(module="m", plain=True)
+    for entry, listed in zip(written["m"].values(), ranks, strict=True):
+        assert entry["ranks"] == sorted(listed)
+    monkeypatch.setattr("perfkit.sharding.result._SAME_TIME", -1.0)
+    with pytest.warns(UserWarning, match="blocks of rows go to their ranks in order, as TorchRec"):
+        found.to_torchrec(module="m", plain=True)
