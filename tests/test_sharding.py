@@ -974,6 +974,19 @@ def draw_plan(rng: np.random.Generator, tables: int, ranks: int) -> Plan:
 
 
 @pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+@pytest.mark.parametrize("embedding", ["fused", "separate"])
+def test_the_uncertainty_of_whole_tables_is_known_with_their_price(embedding: str) -> None:
+    """Tables are priced once for both, and in another order than where their uncertainty is asked for
+    first."""
+    tables = replace(TABLES, embedding=embedding)
+    both = [set_up(tables, "h100-sxm-8", 8, None, "additive", "local").costs for _ in range(2)]
+    both[0].shards(np.arange(len(tables.tables)), "table_wise")
+    priced, asked = [of.find_uncertainties(copied=False) for of in both]
+    for cost, uncertainty in asked.items():
+        assert priced[cost].spread == pytest.approx(uncertainty.spread, rel=1e-12)
+        assert priced[cost].is_assumed == uncertainty.is_assumed
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_price_differs_from_a_prediction_by_copies_of_the_host_alone(seed: int) -> None:
     rng = np.random.default_rng(seed)

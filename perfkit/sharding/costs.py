@@ -192,6 +192,28 @@ class SeparateOperations(NamedTuple):
     rows: np.ndarray
 
 
+class PricedOperations(NamedTuple):
+    """Operations on some tables, repeated for each table, and their prices.
+
+    Parameters
+    ----------
+    graph : Graph
+        All operations.
+    rows : array of int, shape (recorded operations, tables + 1)
+        Position in `graph` of each recorded operation on each table; the last one is on the empty
+        table [-].
+    works : tuple of Work
+        What each recorded operation does.
+    priced : perfkit.prediction.cost.Costs
+        Times of all operations, before the scale of an iteration.
+    """
+
+    graph: Graph
+    rows: np.ndarray
+    works: tuple[Work, ...]
+    priced: OperationCosts
+
+
 @dataclass(frozen=True, eq=False)
 class TableTimes:
     """Times of one shard of each of some tables.
@@ -337,15 +359,11 @@ class Costs:
     def launch(self) -> Array:
         """Time to start the kernels that work on all tables of a rank, by `SECONDS` [s]."""
         no_tables = DividedTables([], self.workload.batch, copied=False, cache_scale=1.0)
-        launch = self._time(no_tables).launch
+        launch = self._time(no_tables, self._price_tables(no_tables)).launch
         starts = start_kernels(self.workload.tables)
         launch[Cost.LOOKUP] += self.scale * starts.forward
         launch[Cost.BACKWARD] += self.scale * starts.backward
         return launch
-
-    def seconds(self, graph: Graph, platform: Platform | None = None) -> Array:
-        """Device time of each operation inside an iteration [s]."""
-        return self.scale * self._price_operations(graph, platform or self.platform).seconds
 
     @cached_property
     def priced_rest(self) -> OperationCosts | None:
@@ -374,18 +392,21 @@ class Costs:
         They are those of the fits that price the operations on all tables. The operations of one
         cost have a common error.
         """
-        if copied in self._uncertainties:
-            return self._uncertainties[copied]
-        division = Division(Split.COPIES if copied else Split.COLUMNS)
-        divided = self._divide(self.order, division)
-        recorded = _record(self, divided)
-        separate = _repeat_for_tables(recorded, divided.tables, self.fused)
-        priced = self._price_operations(separate.graph, self._scale_caches(divided.cache_scale))
+        if copied not in self._uncertainties:
+            division = Division(Split.COPIES if copied else Split.COLUMNS)
+            operations = self._price_tables(self._divide(self.order, division))
+            self._uncertainties[copied] = self._join_uncertainties(operations)
+        return self._uncertainties[copied]
+
+    def _join_uncertainties(self, operations: PricedOperations) -> dict[Cost, Uncertainty]:
+        """How far off the device time of each cost may be, from all its operations."""
+        priced = operations.priced
         seconds = dict.fromkeys(DEVICE_SECONDS, 0.0)
         errors = dict.fromkeys(DEVICE_SECONDS, 0.0)
         is_assumed = dict.fromkeys(DEVICE_SECONDS, False)
-        for work, rows in zip(recorded.works, separate.rows, strict=True):
-            if work is Work.OTHER_TRAFFIC or separate.graph.labels[rows[0]].kind == "collective":
+        for work, rows in zip(operations.works, operations.rows, strict=True):
+            label = operations.graph.labels[rows[0]]
+            if work is Work.OTHER_TRAFFIC or label.kind == "collective":
                 continue
             cost = _COST_OF_WORK[work]
             kernel_class = priced.classes[rows[0]]
@@ -397,7 +418,6 @@ class Costs:
         for cost, time in seconds.items():
             spread = errors[cost] / time if time else 0.0
             uncertainties[cost] = Uncertainty(spread, is_assumed[cost])
-        self._uncertainties[copied] = uncertainties
         return uncertainties
 
     def shards(self, numbers: np.ndarray, kind: str, share: float | Array = 1.0) -> ShardCosts:
@@ -473,7 +493,11 @@ class Costs:
         members = missing if self.one_kernel_for_all else self._list_competitors(division)
         divided = self._divide(members, division)
         known[members] = _measure_bytes(self.workload, divided)
-        times = self._time(divided)
+        operations = self._price_tables(divided)
+        if division == Division(Split.COLUMNS) and len(members) == len(known):
+            # their uncertainty is asked for, too, and to price them again would take as long
+            self._uncertainties[False] = self._join_uncertainties(operations)
+        times = self._time(divided, operations)
         # so that every processor finds the same plan
         known[members, : len(SECONDS)] = steady(times.seconds)
         return known[numbers]
@@ -515,25 +539,30 @@ class Costs:
         `DividedTables` [-]."""
         return 1.0 if self.accelerated else scale
 
-    def _time(self, divided: DividedTables) -> TableTimes:
-        """Times of each table, and the time to start kernels that work on all of them."""
+    def _price_tables(self, divided: DividedTables) -> PricedOperations:
+        """Price the operations on each table, and on an empty one at the end."""
         recorded = _record(self, divided)
         separate = _repeat_for_tables(recorded, divided.tables, self.fused)
         platform = self._scale_caches(divided.cache_scale)
-        device_seconds = self.seconds(separate.graph, platform)[separate.rows]
+        priced = self._price_operations(separate.graph, platform)
+        return PricedOperations(separate.graph, separate.rows, recorded.works, priced)
+
+    def _time(self, divided: DividedTables, operations: PricedOperations) -> TableTimes:
+        """Times of each table, and the time to start kernels that work on all of them."""
+        device_seconds = self.scale * operations.priced.seconds[operations.rows]
         number_of_tables = len(divided.tables)
         # the last row is of the empty table
         seconds = np.zeros((number_of_tables + 1, len(SECONDS)))
         launch = np.zeros(len(SECONDS))
         for work, rows, device_time in zip(
-            recorded.works, separate.rows, device_seconds, strict=True
+            operations.works, operations.rows, device_seconds, strict=True
         ):
             operation = rows.min()
-            label = separate.graph.labels[operation]
+            label = operations.graph.labels[operation]
             if work is Work.OTHER_TRAFFIC or label.kind == "collective":
                 continue
             cost = _COST_OF_WORK[work]
-            host_time = self._time_host(separate.graph, operation)
+            host_time = self._time_host(operations.graph, operation)
             time = device_time
             if not self.accelerated:  # the host computes as well
                 time, host_time = time + host_time, 0.0
