@@ -2,6 +2,7 @@
 constraints, errors."""
 
 import html
+import io
 import re
 import warnings
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ from perfkit.sharding.planner import (
     shard,
 )
 from perfkit.sharding.problem import Resource
+from perfkit.sharding.progress import describe
 from perfkit.sharding.result import ShardingResult, price_checked_plan, price_placements
 from perfkit.sharding.setup import set_up
 from perfkit.sharding.state import State
@@ -514,6 +516,28 @@ def test_progress_is_told_and_ctrl_c_keeps_the_best_plan() -> None:
     assert part.work < full.work
     assert part.prediction.fits
     assert "interrupted: the best plan so far" in part.explain()
+
+
+class Terminal(io.StringIO):
+    """An error stream that somebody looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_shows_the_bound_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfkit.sharding.progress._DELAY", 0.0)
+    for stream, progress in ((Terminal(), True), (Terminal(), False), (io.StringIO(), True)):
+        monkeypatch.setattr("sys.stderr", stream)
+        result = find(progress=progress)
+        last = stream.getvalue().split("\r")[-1]
+        shown = describe(result.prediction.time, result.bound)
+        if isinstance(stream, Terminal) and progress:
+            assert last.startswith(f"{shown}, ") and f"({result.gap:.2%})" in shown
+        else:
+            assert not last
+    with pytest.raises(ValueError, match="progress is 1; it must be True or False or a function"):
+        find(progress=1)
 
 
 @pytest.mark.parametrize(

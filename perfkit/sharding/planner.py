@@ -30,8 +30,9 @@ from perfkit.sharding.constraints import (
 )
 from perfkit.sharding.kernels import choose_kernels, read_kernels
 from perfkit.sharding.problem import DEVICE_RESOURCES, Constraints, Problem
+from perfkit.sharding.progress import Report, follow
 from perfkit.sharding.result import PlanPrice, ShardingResult, price_checked_plan
-from perfkit.sharding.search import Progress, search_assignment
+from perfkit.sharding.search import search_assignment
 from perfkit.sharding.setup import set_up
 from perfkit.sharding.small_tables import JoinedPlan, join_small_tables
 from perfkit.sharding.state import Assignment, State
@@ -188,7 +189,7 @@ def shard(
     split_small: bool = False,
     inputs: str = "local",
     kernels: Sequence[str] = (FUSED.name,),
-    progress: Callable[[float, float], None] | None = None,
+    progress: bool | Callable[[float, float], None] = True,
 ) -> ShardingResult:
     """Search for the placement of embedding tables with the shortest iteration.
 
@@ -242,9 +243,10 @@ def shard(
         Where tables may lie that say nothing else (`EmbeddingTable.kernel`): with ``("fused",
         "uvm_caching")`` the search puts tables into host memory where device memory is too small,
         those first that free most bytes for the time that they add; `warnings` name them.
-    progress : callable, optional
-        ``progress(done, time)`` gets the share of the work that is done and the best time so far
-        [s].
+    progress : bool or callable, optional
+        Whether to show the best time so far, the bound and the gap in a line on a terminal;
+        elsewhere nothing is shown. A function ``progress(done, time)`` gets the share of the work
+        that is done [-] and the best time so far [s].
 
     Returns
     -------
@@ -336,8 +338,9 @@ def shard(
     forbidden = [
         kind for kind in KINDS if (constraints.allowed[kind] < unforbidden.allowed[kind]).any()
     ]
-    attempts = _Attempts(prepared, unforbidden, forbidden, budget, split_small, progress)
-    with np.errstate(under="ignore"):  # once, as entering it takes as long as a step of the search
+    # once for all steps of the search, as entering it takes as long as one of them
+    with np.errstate(under="ignore"), follow(progress) as report:
+        attempts = _Attempts(prepared, unforbidden, forbidden, budget, split_small, report)
         outcome = attempts.run()
         best, baselines = outcome.best, outcome.baselines
         if outcome.state is not prepared.state:
@@ -492,7 +495,7 @@ class _Attempts:
     forbidden: Sequence[str]
     budget: _Budget
     split_small: bool
-    progress: Progress
+    report: Report
     work: float = 0.0
     interrupted: bool = False
     bound: float = 0.0
@@ -511,8 +514,7 @@ class _Attempts:
             price = outcome.best.price
             used = self._list_forbidden_kinds(price.plan)
             if not used:
-                if self.progress is not None:
-                    self.progress(1.0, price.time)
+                self.report(1.0, price.time, self.bound)
                 return outcome
             ruled_out |= used
             if self.interrupted:  # a last plan, with no more work than a start
@@ -548,12 +550,9 @@ class _Attempts:
         share = 1 / (len(self.forbidden) + 1)
 
         def report(done: float, time: float) -> None:
-            if self.progress is None:
-                return
-            if last and done == 1:
-                self.progress(1.0, time)
-            else:
-                self.progress(share * (number + done), time)
+            """Tell what this search has done, among those that there may be."""
+            ends = last and done == 1
+            self.report(1.0 if ends else share * (number + done), time, self.bound)
 
         baselines = _place_by_rules(state, [*BASELINES], budget.seed)
         placed = [assignment for assignment in baselines.values() if assignment is not None]

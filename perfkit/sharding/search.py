@@ -34,7 +34,7 @@ _CLOSE = 1e-4
 #: [s]; docs/formulas.md, table 8.2.
 _STEP, _PAIR, _CANDIDATE, _PLACE = 1.4e-4, 1.3e-7, 8e-5, 6e-5
 #: Called with the share of the work that is done [-] and the best time so far [s].
-Progress: TypeAlias = Callable[[float, float], None] | None
+Progress: TypeAlias = Callable[[float, float], None]
 
 
 class Stage(NamedTuple):
@@ -84,6 +84,10 @@ class Search:
         as one [-].
     incumbent : Assignment
         The best assignment so far.
+    seconds : float
+        Work that the search may take [s].
+    progress : callable
+        What is told of the search, see `Progress`.
     work : float
         Work so far. It is counted and not measured, so that the same seed gives the same plan on
         every machine [s].
@@ -96,6 +100,8 @@ class Search:
     bound: float
     steps: int | None
     incumbent: Assignment
+    seconds: float
+    progress: Progress
     work: float = 0.0
     interrupted: bool = False
 
@@ -114,6 +120,11 @@ class Search:
     def _update_incumbent(self) -> None:
         """Take the current assignment if it is better than the incumbent."""
         self.incumbent = self.state.better_of(self.incumbent)
+
+    def _report(self) -> None:
+        """Tell how far the search is, once a plan fits."""
+        if self.incumbent.overflow == 0:
+            self.progress(min(self.work / self.seconds, 1.0), self.incumbent.time)
 
     def try_starts(
         self, bases: Sequence[np.ndarray], placed: Sequence[Assignment], seconds: float
@@ -135,6 +146,7 @@ class Search:
                 if self._move_shard(_COLD * self.incumbent.time, from_fullest=True):
                     self._update_incumbent()
             starts.append(state.copy_assignment())
+            self._report()
             if self.work > seconds or self.is_done():
                 break
         starts.sort(key=lambda start: start.objective)
@@ -150,7 +162,6 @@ class Search:
         start: Assignment,
         seconds: float,
         first_temperature: float,
-        progress: Progress = None,
     ) -> None:
         """Improve an assignment at a falling temperature, with an amount of work [s]."""
         state = self.state
@@ -172,8 +183,7 @@ class Search:
                 step += 1
                 if self._take_step(step, stage.temperature * self.incumbent.time):
                     self._update_incumbent()
-            if progress is not None:
-                progress((number + 1) / _STAGES, self.incumbent.time)
+            self._report()
 
     def _take_step(self, step: int, temperature: float) -> bool:
         """Take the step of this number, counted from 1; returns whether anything changed.
@@ -312,9 +322,10 @@ def search_assignment(
     gets another candidate. The maximum over ranks is replaced by a power mean, whose power grows.
     """
     nothing = Assignment(np.inf, np.inf, state.chosen, state.shard_ranks)
-    search = Search(state, np.random.default_rng(seed), bound, steps, nothing)
     if steps:
         seconds = steps * _STEP
+    rng = np.random.default_rng(seed)
+    search = Search(state, rng, bound, steps, nothing, seconds, progress)
     units = len(state.conflicts)
     try:
         starts = search.try_starts(fill_bases(state, bases), placed, seconds / _PARTS_OF_WORK)
@@ -328,7 +339,9 @@ def search_assignment(
             start = starts[number % len(starts)]
             temperature = _TEMPERATURES[number % len(_TEMPERATURES)]
             search.anneal(start, seconds_of_anneal, temperature)
-        search.anneal(search.incumbent, seconds - search.work, _TEMPERATURES[-1], progress)
+        search.anneal(search.incumbent, seconds - search.work, _TEMPERATURES[-1])
+        if search.incumbent.overflow == 0:
+            progress(1.0, search.incumbent.time)
     except KeyboardInterrupt:
         if search.incumbent.time == np.inf:
             raise
