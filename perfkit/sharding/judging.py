@@ -137,7 +137,7 @@ def judge_plan(
     inputs: str = "local",
     min_columns: Any = None,
     split_small: bool = False,
-    progress: Callable[[float, float], None] | None = None,
+    progress: bool | Callable[[float, float], None] = True,
 ) -> PlanJudgement:
     """Say how good a plan is: its time, that of the best plan that a search finds, and the time that
     no plan can beat.
@@ -170,8 +170,8 @@ def judge_plan(
         narrower shards of a table, as many as the narrowest [-].
     split_small : bool, optional
         Whether small tables may stay in shards in the plan that is found, see `shard`.
-    progress : callable, optional
-        See `shard`.
+    progress : bool or callable, optional
+        What is shown or told of the search, see `shard`.
 
     Returns
     -------
