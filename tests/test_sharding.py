@@ -997,7 +997,6 @@ def draw_plan(rng: np.random.Generator, tables: int, ranks: int) -> Plan:
     return Plan(ranks, tuple(owners))
 
 
-@pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 @pytest.mark.parametrize("embedding", ["fused", "separate"])
 def test_the_uncertainty_of_whole_tables_is_known_with_their_price(embedding: str) -> None:
     """Tables are priced once for both, and in another order than where their uncertainty is asked for
@@ -1011,6 +1010,7 @@ def test_the_uncertainty_of_whole_tables_is_known_with_their_price(embedding: st
         assert priced[cost].is_assumed == uncertainty.is_assumed
 
 
+@pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 @pytest.mark.parametrize("seed", range(20))
 def test_a_price_differs_from_a_prediction_by_copies_of_the_host_alone(seed: int) -> None:
     rng = np.random.default_rng(seed)
