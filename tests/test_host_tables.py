@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytest
 
 import perfkit as pk
@@ -297,3 +298,16 @@ def test_recorded_lookups_say_what_a_cache_serves() -> None:
     missed = (times.forward - CACHE_LOOKUP * 800) * LINK / (BOTH_WAYS * 512 * 800)
     assert missed[1] == pytest.approx(0.95, abs=1e-3)
     assert missed[0] == pytest.approx(0.5 * 950 / 996, abs=0.01)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_account_of_an_operation_names_rows_in_host_memory() -> None:
+    """Steps sum to the time in the timeline."""
+    prediction = pk.predict(make(kernel="uvm"), "h100-sxm-8")
+    rows = prediction.timeline().filter(polars.col("kind") == "embedding_forward").to_dicts()
+    account = prediction.explain_operation(rows[0]["operation"])
+    steps = {step.cause: step.added for step in account.steps}
+    assert steps["rows in host memory: link and cache"] == pytest.approx(
+        BATCH * 512 / LINK, rel=1e-3
+    )
+    assert sum(steps.values()) == pytest.approx(rows[0]["end_s"] - rows[0]["start_s"])

@@ -24,6 +24,7 @@ from perfkit.platform.kernels import find_kernel
 from perfkit.platform.platform import Platform
 from perfkit.prediction.classes import ClassModel, classify, knows_family
 from perfkit.prediction.cost import size_operations
+from perfkit.prediction.host_tables import add_host_tables
 from perfkit.prediction.simulation import RankTimeline
 from perfkit.workloads.columns import list_sizes
 from perfkit.workloads.graph import Label
@@ -218,6 +219,9 @@ def explain_operation(
     steps = _list_steps_alone(model, sizes, platform)
     near = sum(step.added for step in steps)
     steps += _list_steps_in_iteration(model, sizes, near, platform, family)
+    of_host_tables = add_host_tables([graph], np.zeros(len(graph)), platform, ranks=ranks)
+    if of_host_tables[operation] > 0:
+        steps.append(Step("rows in host memory: link and cache", float(of_host_tables[operation])))
     iteration_fit = platform.context.find_iteration(family, ranks)
     factors = [("this rank is slower, by `slowdown`", timeline.times.group.slowdown)]
     if iteration_fit is not None:

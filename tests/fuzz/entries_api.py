@@ -265,6 +265,7 @@ def usual_tables(rng: Rng) -> pk.TableSet:
 
 GIVEN = {"workload": usual_tables, "platform": PLATFORMS}
 LIMITS = {"memory": (1e9, 1e8, 70e6), "objective": "additive", "inputs": "exchanged"}
+KERNELS = {"kernels": (("fused",), ("fused", "uvm_caching"), ("uvm",), ("fused", "key_value"))}
 
 
 def plans(rng: Rng, folder: Path) -> list[Any]:
@@ -613,7 +614,7 @@ ENTRIES: dict[str, Entry] = {
     "transformer-predicted": predicted(bert, gpt2, vit),
     "table-sets": any_of(table_set, table_set, drawn),
     "plans": Entry(plans),
-    "shard": any_of(Call(pk.shard, GIVEN | SEARCH, LIMITS | GROUPS), share=0.05),
+    "shard": any_of(Call(pk.shard, GIVEN | SEARCH, LIMITS | GROUPS | KERNELS), share=0.05),
     "platforms-by-hand": Entry(by_hand),
     "methods": any_of(*METHODS),
     "command-line": Entry(command, 0.3),
