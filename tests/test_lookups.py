@@ -261,3 +261,13 @@ def test_kernels_that_wait_are_swept_as_each_alone(embedding: str) -> None:
     for batch, time in zip(batches, swept["time"], strict=True):
         alone = pk.predict(pk.DLRM(batch=batch, **given), "h100-sxm-8", ranks=1)
         assert time == pytest.approx(alone.time, rel=1e-9)
+
+
+def test_only_rows_of_tables_come_from_the_cache_of_a_gpu() -> None:
+    """A kernel that is asked for with what lies beyond a cache takes its bytes from memory."""
+    h100 = pk.load_platform("h100-sxm-8")
+    sizes = {"flops": 0.0, "nbytes": 9e6, "rows": 500.0}
+    far = h100.kernel_time("elementwise", sizes)
+    assert h100.kernel_time("elementwise", {**sizes, "beyond_l3": 2e6}) == far
+    near = h100.kernel_time("embedding_forward", {**sizes, "beyond_l3": 2e6})
+    assert near < h100.kernel_time("embedding_forward", sizes)

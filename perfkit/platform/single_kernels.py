@@ -348,7 +348,7 @@ def _put_on_device(
     known["traffic"] = find_traffic(kernels, machine, nbytes, no_rows, no_rows).nbytes
     if "beyond_l3" not in sizes:
         known["bandwidth"] = machine.device.bandwidth(working_set)
-    elif cache_bandwidth is not None:
+    elif cache_bandwidth is not None and model.kind.startswith("embedding"):
         from_memory = np.minimum(sizes["beyond_l3"], nbytes)
         known["bandwidth"] = find_mean_bandwidth(
             main_bandwidth, cache_bandwidth, from_memory, nbytes - from_memory
