@@ -403,10 +403,10 @@ def judge_swapped(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def compare_skewed(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Skewed lookups over uniform ones of the same card, measured and predicted."""
+    """Skewed lookups over uniform ones of the same card, measured and predicted with the other
+    source, which says nothing of hits."""
     old = [case for case in cases if case.kernel == "old bag" and case.is_known]
     fitted = fit_bag([case for case in old if case.tables == 1])
-    fitted = replace(fitted, hit=BAG.hit)
     of_card = [case for case in old if case.tables > 1]
     [uniform] = [case for case in of_card if case.table.law is None]
     rows = []
