@@ -3,7 +3,7 @@
     python -m benchmarks.placement [--tables T --ranks R] [--seed S] [--huge]
 
 Without sizes: the standard cases with their bars, five seeds each. Tables are those of
-`perfkit.draw_tables`, on nodes of eight H100. The iteration has no dense part, which could hide a
+`perfkit.draw_tables`, on nodes of eight GPUs, H100 where nothing else is named. The iteration has no dense part, which could hide a
 gap.
 """
 
@@ -38,6 +38,8 @@ class Case(NamedTuple):
     gap: float = np.inf
     seconds: float = np.inf
     speedup: float = 0.0
+    platform: str = "h100-sxm-8"
+    work: float | None = None  # on each search; None: see `_SECONDS` [s]
 
 
 CASES = (
@@ -45,6 +47,11 @@ CASES = (
     Case(100, 16, ("iteration",), gap=0.05, seconds=2.0),
     Case(26, 8, ("iteration",), huge=True, speedup=1.5),
     Case(5000, 512, ("iteration",), seconds=30.0),
+    Case(856, 64, ("iteration",), gap=3e-3, work=5.0),
+    Case(856, 64, ("iteration",), gap=3e-3, work=5.0, platform="a100-sxm-8"),
+    Case(856, 64, ("iteration",), gap=3e-3, work=5.0, platform="b200-sxm-8"),
+    Case(4000, 64, ("iteration",), seconds=30.0, work=5.0),
+    Case(10_000, 64, ("iteration",), seconds=60.0, work=5.0),
 )
 
 
@@ -64,9 +71,9 @@ def _search(tables: pk.TableSet, platform: pk.Platform, settings: Row, forbid: S
     return _Search(result, time.perf_counter() - start)
 
 
-def _find_platform(ranks: int) -> pk.Platform:
-    """Nodes of eight H100 for so many ranks."""
-    node = pk.load_platform("h100-sxm-8")
+def _find_platform(name: str, ranks: int) -> pk.Platform:
+    """Nodes of eight GPUs for so many ranks."""
+    node = pk.load_platform(name)
     if ranks <= 8:
         return node
     return node.with_nodes(-(-ranks // 8))
@@ -79,7 +86,7 @@ def run_case(case: Case, seed: int, *, seconds: float | None = None) -> list[dic
     if case.huge:
         drawn = (_HUGE, *drawn[1:])
     tables = pk.TableSet(drawn, batch=65536, embedding="fused")
-    platform = _find_platform(case.ranks)
+    platform = _find_platform(case.platform, case.ranks)
     rows = list[dict[str, Any]]()
     for objective in case.objectives:
         usual = _SECONDS[objective] * max(1.0, case.tables / 856)
@@ -87,7 +94,7 @@ def run_case(case: Case, seed: int, *, seconds: float | None = None) -> list[dic
             "ranks": case.ranks,
             "objective": objective,
             "seed": seed,
-            "seconds": seconds or usual,
+            "seconds": seconds or case.work or usual,
         }
         search = _search(tables, platform, settings, forbid=set())
         whole = _search(tables, platform, settings, forbid={*KINDS} - {WHOLE.name})
@@ -107,6 +114,8 @@ def run_case(case: Case, seed: int, *, seconds: float | None = None) -> list[dic
 def _name_case(case: Case) -> str:
     """Tables and ranks of a case in words."""
     name = f"{case.tables} × {case.ranks}"
+    if case.platform != "h100-sxm-8":
+        name += f", {case.platform}"
     return f"{name}, one huge" if case.huge else name
 
 

@@ -258,7 +258,7 @@ BENCHMARKS = (
         "placement",
         "How near to the lower bound do placements of tables come, and how good are rules of thumb?",
         "",
-        200,
+        600,
         (),
         _ACCURACY,
         "Placements of embedding tables",
