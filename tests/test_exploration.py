@@ -189,6 +189,10 @@ def test_stages_are_tried_in_one_chunk_two_four_and_one_for_each_layer(
 DLRM = pk.DLRM(
     rows=[4_000_000, 200_000, 1000], dim=64, pooling=[2, 40, 1], batch=16384, embedding="fused"
 )
+#: Tables wide enough to split their columns.
+WIDE_DLRM = pk.DLRM(
+    rows=[4_000_000, 200_000, 1000], dim=512, pooling=[2, 40, 1], batch=16384, embedding="fused"
+)
 
 
 def test_the_best_plan_is_that_of_all_placements() -> None:
@@ -201,13 +205,13 @@ def test_the_best_plan_is_that_of_all_placements() -> None:
     ]
     plans = [pk.Plan(2, owners) for owners in product(ways, repeat=3)]
     found, all_plans = (
-        pk.explore(DLRM, "h100-sxm-8", 2),
-        pk.explore(DLRM, "h100-sxm-8", strategies=plans),
+        pk.explore(WIDE_DLRM, "h100-sxm-8", 2),
+        pk.explore(WIDE_DLRM, "h100-sxm-8", strategies=plans),
     )
     assert all_plans.tried == len(all_plans.table()) == 125
     with keep_quiet():
-        least = min(pk.predict(DLRM, "h100-sxm-8", ranks=2, plan=plan).time for plan in plans)
-        one = pk.predict(DLRM, "h100-sxm-8", ranks=2, plan=found.plans[0])
+        least = min(pk.predict(WIDE_DLRM, "h100-sxm-8", ranks=2, plan=plan).time for plan in plans)
+        one = pk.predict(WIDE_DLRM, "h100-sxm-8", ranks=2, plan=found.plans[0])
     assert all_plans.table()["time"][0] == pytest.approx(least, rel=1e-9)
     assert least <= found.table()["time"][0] <= 1.01 * least
     row = found.table().row(0, named=True)
@@ -218,16 +222,24 @@ def test_the_best_plan_is_that_of_all_placements() -> None:
     assert row["samples_per_s"] == pytest.approx(16384 / one.time)
 
 
+def test_columns_are_split_where_shards_are_wide_enough() -> None:
+    """Of 512 columns 4 ranks have 128 each; 16 ranks would have 32."""
+    frame = pk.explore(WIDE_DLRM, "h100-sxm-8x2", [4, 16]).table()
+    placed = {(row["ranks"], row["tables"]) for row in frame.to_dicts()}
+    assert (4, "column_wise") in placed
+    assert (16, "column_wise") not in placed
+
+
 def test_plans_that_do_not_fit_are_not_ranked() -> None:
-    found = pk.explore(DLRM, "h100-sxm-8x2", [4, 16])
+    found = pk.explore(WIDE_DLRM, "h100-sxm-8x2", [4, 16])
     kinds = {"searched", "column_wise", "row_wise", "data_parallel", "table_wise", "round_robin"}
     frame, text = found.table(), found.explain()
     assert kinds <= {*frame["tables"]}
     assert {*frame["ranks"]} == {4, 16}
     assert frame["time"].round(12).is_sorted()
     assert "table_row_wise" in {*frame.filter(pl.col("ranks") == 16)["tables"]}
-    assert "tables row_wise instead of" in text
-    assert "ranks 16 instead of 4" in text
+    assert "tables searched instead of row_wise" in text
+    assert "ranks 4 instead of 16" in text
     parts = frame.select(
         "GEMM",
         "embedding",
@@ -240,9 +252,9 @@ def test_plans_that_do_not_fit_are_not_ranked() -> None:
         "transfer",
     )
     assert parts.sum_horizontal().to_list() == pytest.approx(frame["time"].to_list())
-    less = pk.explore(DLRM, "h100-sxm-8x2", [4, 16], memory=5e8)
+    less = pk.explore(WIDE_DLRM, "h100-sxm-8x2", [4, 16], memory=3e9)
     assert 0 < len(less.table()) < less.tried
-    assert (less.table()["needs"] <= 5e8).all()
+    assert (less.table()["needs"] <= 3e9).all()
     assert "data_parallel" not in {*less.table()["tables"]}
 
 

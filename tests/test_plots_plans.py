@@ -163,11 +163,12 @@ def test_a_plan_that_does_not_fit_is_told_how_to_make_room() -> None:
 
 
 def test_splits_move_to_ranks_without_a_part_of_the_table() -> None:
-    # a small one would be bound by the host
+    # fewer lookups would be bound by the host
     table = max(TABLES.tables, key=lambda table: table.pooling * table.dim)
     half = (table.dim // 2, table.dim // 2)
     halves = (Placement("column_wise", (0, 1), half), Placement("column_wise", (0, 2), half))
-    twice = TableSet((table, replace(table, name="again")), batch=TABLES.batch, embedding="fused")
+    batch = 4 * TABLES.batch
+    twice = TableSet((table, replace(table, name="again")), batch=batch, embedding="fused")
     move = price_plan(twice, "h100-sxm-8", Plan(4, halves)).next_move()
     assert move is not None
     assert (move.source, move.target) == (0, 3)

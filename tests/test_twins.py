@@ -337,6 +337,7 @@ IDLE = {
     "checkpoint_layers",
     "classes",  # of images, which have patches
     "checkpoint_group",
+    "table_optimizer",  # with separate kernels that of all weights
 }
 
 

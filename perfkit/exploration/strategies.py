@@ -33,6 +33,7 @@ from perfkit.prediction.memory import Room
 from perfkit.prediction.next_steps import advise_plans, list_fitting_plans, list_next_steps
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import NEAR, PARTS, price_strategies
+from perfkit.sharding.constraints import MIN_COLUMNS
 from perfkit.sharding.planner import InfeasibleError, shard
 from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.columns import HeldMemory
@@ -901,14 +902,16 @@ def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float) -> di
 
 
 def _place_all(model: DLRM, round_robin: Plan, kind: PlacementKind, ranks_per_node: int) -> Plan:
-    """All tables placed in one way, one group of ranks after the other; those that cannot be cut
-    stay whole."""
+    """All tables placed in one way, one group of ranks after the other; those that cannot be cut,
+    or only into shards with too few columns, stay whole."""
     owners: list[int | Placement] = list(round_robin.owners)
     for number, table in enumerate(model.tables):
         placement = Placement.example(
             kind, ranks=round_robin.ranks, ranks_per_node=ranks_per_node, number=number
         )
         if table.host_bytes and kind.is_copied:  # gradients of copies are averaged on the device
+            continue
+        if kind.splits_columns and table.dim < MIN_COLUMNS * len(placement.ranks):
             continue
         with suppress(ValueError):  # too few rows, or columns that do not divide
             placement.cut(table)

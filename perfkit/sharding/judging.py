@@ -8,7 +8,7 @@ from typing import Any
 import polars
 
 from perfkit.ground.results import Sections, Table, Tabular
-from perfkit.ground.units import check_type, format_time
+from perfkit.ground.units import check_type, format_count, format_time
 from perfkit.platform.platform import Platform
 from perfkit.readers.plans import find_plan
 from perfkit.sharding.constraints import MIN_COLUMNS
@@ -251,5 +251,5 @@ def _note_narrow(narrow: dict[str, int]) -> tuple[str, ...]:
         f"your plan has a shard of {name!r} with {narrow[name]} columns, fewer than {MIN_COLUMNS}"
     )
     if len(narrow) > 1:
-        text += f", and so of {len(narrow) - 1} other tables"
+        text += f", and so of {format_count(len(narrow) - 1, 'other table')}"
     return (f"{text}; the search may split them so, too",)

@@ -10,7 +10,14 @@ import polars
 
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
-from perfkit.ground.units import Array, check_choice, check_type, format_bytes, format_time
+from perfkit.ground.units import (
+    Array,
+    check_choice,
+    check_type,
+    format_bytes,
+    format_count,
+    format_time,
+)
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.estimates import check_time, find_interval
 from perfkit.platform.host_memory import find_host_share
@@ -405,7 +412,7 @@ def _note_narrow_shards(problem: Problem, plan: Plan) -> tuple[str, ...]:
     text = f"a shard of {name_tables(tables)[first]!r} has {min(widths)} columns, fewer than"
     text = f"{text} min_columns, {least[first]}"
     if len(narrow) > 1:
-        text = f"{text}; so have shards of {len(narrow) - 1} other tables"
+        text = f"{text}; so have shards of {format_count(len(narrow) - 1, 'other table')}"
     return (text,)
 
 
