@@ -81,7 +81,11 @@ def test_a_path_that_nobody_names_is_told() -> None:
     plan = Plan(2, (0, 1))
     with pytest.warns(UserWarning, match="the module of 'a' is not known, and 'sparse_arch.embed"):
         assert list(plan.to_torchrec(tables)) == [MODULE, "sparse.ebc"]
-    assert list(plan.to_torchrec(tables, module="ebc")) == ["ebc"]
+    with pytest.warns(
+        UserWarning, match="module is 'ebc', and that of 'b' is 'sparse.ebc'; TorchRec"
+    ):
+        assert list(plan.to_torchrec(tables, module="ebc")) == ["ebc"]
+    assert list(plan.to_torchrec(tables, module="sparse.ebc")) == ["sparse.ebc"]
 
 
 @pytest.mark.parametrize(
@@ -256,6 +260,9 @@ def test_constraints_leave_the_ranks_to_the_planner_of_torchrec() -> None:
     assert constraints["b"]["min_partition"] == 16, "the narrowest shard"
     assert constraints["d"]["compute_kernels"] == ["dense"]
     assert "min_partition" not in constraints["c"]
+    turned = Plan(4, (Placement("row_wise", (3, 0, 1, 2)), Placement("table_row_wise", (1, 0))))
+    kinds = turned.to_torchrec_constraints(tables[:2]).values()
+    assert [kind["sharding_types"] for kind in kinds] == [["row_wise"], ["table_row_wise"]]
     twins = [replace(tables[1], module=module) for module in "xy"]
     with refuse("two tables are named 'b'; TorchRec has constraints by name"):
         Plan(2, (0, 1)).to_torchrec_constraints(twins)
@@ -272,6 +279,16 @@ def test_results_of_searches_are_numbered_by_the_nodes_of_their_platform() -> No
         pk.shard(nameless, "h100-sxm-8", ranks=2, steps=2).to_torchrec(plain=True)
     assert told[0].filename == __file__, "the line that asks"
     assert found.to_torchrec_constraints(plain=True).keys() == written["sparse.ebc"].keys()
+    assert found.time == found.prediction.time
+    with pytest.warns(UserWarning, match="module is 'ebc', and that of 6 tables") as told:
+        found.to_torchrec(module="ebc", plain=True)
+    assert told[0].filename == __file__
+    with refuse(
+        "forbidden kind is 'TWRW', which TorchRec prints for table_row_wise; take that name"
+    ):
+        pk.shard(tables, "h100-sxm-8x2", ranks=16, forbid="TWRW")
+    with refuse("ranks is 12; platform 'h100-sxm-8x2' has nodes of 8; take a multiple of 8"):
+        pk.shard(tables, "h100-sxm-8x2", ranks=12)
 
 
 def test_blocks_of_rows_of_a_search_go_to_ranks_in_their_order(
@@ -289,6 +306,9 @@ def test_blocks_of_rows_of_a_search_go_to_ranks_in_their_order(
     written = found.to_torchrec(module="m", plain=True)
     for entry, listed in zip(written["m"].values(), ranks, strict=True):
         assert entry["ranks"] == sorted(listed)
+    constraints = found.to_torchrec_constraints(plain=True)
+    for constraint in constraints.values():
+        assert constraint["sharding_types"] == ["table_row_wise"]
     monkeypatch.setattr("perfkit.sharding.result._SAME_TIME", -1.0)
     with pytest.warns(UserWarning, match="blocks of rows go to their ranks in order, as TorchRec"):
         found.to_torchrec(module="m", plain=True)

@@ -399,3 +399,13 @@ def test_thousands_of_configurations_are_read_fast() -> None:
     assert len(tables) == 3000
     assert said == []
     assert len(pk.read_parameter_constraints(rules, tables)["forbid"]) == 0
+
+
+def test_errors_of_tables_say_once_what_to_do_and_know_paths() -> None:
+    config = EmbeddingBagConfig(10, 8, "t_0", DataType.INT4, ["f"])
+    with pytest.raises(ValueError, match=r"less than a byte.*; change the table$"):
+        pk.read_tables(config)
+    config.data_type = DataType.FP32
+    rules = {"sparse.ebc.t_0": ParameterConstraints(pooling_factors=[2.0])}
+    with pytest.raises(ValueError, match="known are t_0; did you mean 't_0'"):
+        pk.read_tables(config, constraints=rules)

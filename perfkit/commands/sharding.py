@@ -161,8 +161,10 @@ def shard_command(
                 "model is missing; give --model or --tables, or --measure for a study of random models"
             )
         refuse_given(_FOR_MEASURING, quick=quick)
-        if out is None:
-            refuse_given("it is the form of --out; name that file, too", format=form)
+        if out is None and form is not None:
+            raise ValueError(
+                "format is given; it is the form of --out; name that file, too, or leave --format out"
+            )
         if form != "torchrec":
             refuse_given("it is for --format torchrec", module=module)
     workload = _read_workload(model, tables, batch, dim, rows, embedding)

@@ -453,7 +453,8 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
         for choice in get_close_matches(given.lower(), known, n=1, cutoff=_SPELLING)
         if not _is_other_width(given, choice)
     ]
-    hints = [f"; did you mean {close!r}?" for close in begun or near]
+    ended = [choice for choice in known if choice and given.endswith(f".{choice}")]
+    hints = [f"; did you mean {close!r}?" for close in begun or ended or near]
     named = [choice or "''" for choice in known]  # where none is a choice, too
     listed = escape(", ".join(named) or "none", 900)
     raise ValueError(f"{name} is {show(value)}; known are {listed}{''.join(hints[:1])}")

@@ -211,7 +211,7 @@ def read_tables(
         )
     width = int(check_positive("dim", dim, integer=True)) if lacks_sizes else 0
     if is_frame:
-        with reading("source", "change the tables"):
+        with reading("source", "change the tables", told=True):
             contents = _make_tables(_walk_objects(source), "source", size, constraints)
     elif suffix in _ARRAYS:
         statistics = read_indices(source, rows=rows, tables=tables, batch=batch)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.ground.units import check_choice, check_positive, check_type, is_listed
+from perfkit.ground.units import check_choice, check_positive, check_type, is_listed, show
+from perfkit.readers.planner_statistics import SHARDING_TYPES
 from perfkit.sharding.problem import Constraints
 from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS
 
@@ -136,6 +137,11 @@ def _read_forbidden(names: Sequence[str], forbid: Any) -> dict[str, np.ndarray]:
     allowed = {kind: np.ones(len(names), dtype=bool) for kind in KINDS}
     for table, kinds in _list_forbidden(len(names), forbid):
         for kind in _as_list(kinds):
+            if isinstance(kind, str) and SHARDING_TYPES.get(kind) in KINDS:
+                raise ValueError(
+                    f"forbidden kind is {show(kind)}, which TorchRec prints for {SHARDING_TYPES[kind]}; "
+                    "take that name"
+                )
             check_choice("forbidden kind", kind, KINDS)
             allowed[kind][_find_table(names, table, "forbid")] = False
     return allowed

@@ -564,6 +564,11 @@ class ShardingResult(Tabular):
     given_up: float = 0.0
 
     @property
+    def time(self) -> float:
+        """Predicted time of an iteration with this plan, that of `prediction` [s]."""
+        return self.prediction.time
+
+    @property
     def cost_of_min_columns(self) -> float:
         """What `min_columns` costs at most: the best plan without it is no more than this faster
         [s]."""
@@ -711,7 +716,10 @@ class ShardingResult(Tabular):
         pooled: bool = True,
         plain: bool = False,
     ) -> Any:
-        """The plan as ``DistributedModelParallel(plan=...)`` of TorchRec takes it.
+        """The plan as ``DistributedModelParallel(plan=...)`` of TorchRec takes it: a ``ShardingPlan``
+        where torchrec is installed.
+
+        `Plan.to_torchrec` gives a dictionary in any case, as ``plain=True`` does here.
 
         Parameters
         ----------
@@ -741,7 +749,8 @@ class ShardingResult(Tabular):
         Warns
         -----
         UserWarning
-            If the path of the collection is not known; and where the time changes as TorchRec gives
+            If the path of the collection is not known, or `module` is another one than tables name;
+            and where the time changes as TorchRec gives
             blocks of rows to ranks in the order of these, while a search may put the first block,
             with the most popular row, on any.
 
@@ -768,10 +777,10 @@ class ShardingResult(Tabular):
                     UserWarning,
                     stacklevel=2,
                 )
-        modules, unplaced = ordered._write_torchrec(
+        modules, notes = ordered._write_torchrec(
             costs.workload.tables, module, ranks_per_node, device, pooled
         )
-        warn_of_paths(unplaced, stacklevel=2)
+        warn_of_paths(notes, stacklevel=2)
         if plain or not has_torchrec():
             return modules
         return make_sharding_plan(modules)

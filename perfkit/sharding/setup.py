@@ -80,6 +80,7 @@ def set_up(
     """Check what was given and make a placement problem of it; `memory` is that of a rank [B]."""
     check_type("workload", workload, DLRM | TableSet)
     loaded = load_platform(platform)
+    _check_nodes(workload, loaded, ranks)
     ranks = check_ranks(workload.batch, ranks)
     check_choice("objective", objective, OBJECTIVES)
     check_choice("inputs", inputs, ("local", "exchanged"))
@@ -141,6 +142,17 @@ def set_up(
     correction = _find_correction(workload, problem)
     host_seconds_of_message = _time_host_of_messages(workload, costs)
     return replace(problem, correction=correction, host_seconds_of_message=host_seconds_of_message)
+
+
+def _check_nodes(workload: DLRM | TableSet, platform: Platform, ranks: int) -> None:
+    """Refuse parts of a node whose ranks do not divide the batch: whole nodes mostly do."""
+    ranks = int(check_positive("ranks", ranks, integer=True))
+    local = platform.network.ranks_per_node
+    if ranks > local and ranks % local and workload.batch % ranks:
+        raise ValueError(
+            f"ranks is {ranks}; platform {platform.name!r} has nodes of {local}; take a multiple of "
+            f"{local}, and a batch that divides by it"
+        )
 
 
 def _find_reserved_memory(workload: DLRM | TableSet, costs: Costs) -> float:

@@ -39,6 +39,7 @@ from perfkit.workloads.torchrec_format import (
     MODULE,
     Target,
     check_accepted,
+    check_ranks,
     find_node_size,
     list_modules,
     name_kernel,
@@ -541,8 +542,10 @@ class Plan:
     ) -> dict[str, Any]:
         """The plan as plain values, as TorchRec writes a ``ShardingPlan``.
 
-        `perfkit.workloads.torchrec_format.make_sharding_plan` makes TorchRec's objects of them, where
-        torchrec is installed; so does `ShardingResult.to_torchrec`.
+        It is a dictionary also where torchrec is installed: a plan is data, as that of `to_json`.
+        ``perfkit.workloads.torchrec_format.make_sharding_plan(plan.to_torchrec(tables))`` makes a
+        ``ShardingPlan`` of it. `ShardingResult.to_torchrec` gives this ``ShardingPlan`` by itself, and
+        with ``plain=True`` the dictionary.
 
         Parameters
         ----------
@@ -578,7 +581,7 @@ class Plan:
         Warns
         -----
         UserWarning
-            If the path of the collection is not known.
+            If the path of the collection is not known, or `module` is another one than tables name.
 
         Examples
         --------
@@ -587,8 +590,8 @@ class Plan:
         >>> plan["ebc"]["table 0"]["shards"][1]
         {'shard_offsets': [5, 0], 'shard_sizes': [5, 16], 'placement': 'rank:1/cuda:1'}
         """
-        plan, unplaced = self._write_torchrec(tables, module, ranks_per_node, device, pooled)
-        warn_of_paths(unplaced, stacklevel=2)
+        plan, notes = self._write_torchrec(tables, module, ranks_per_node, device, pooled)
+        warn_of_paths(notes, stacklevel=2)
         return plan
 
     def _write_torchrec(
@@ -599,7 +602,7 @@ class Plan:
         device: str,
         pooled: bool,
     ) -> tuple[dict[str, Any], list[str]]:
-        """What `to_torchrec` gives, and the tables whose module is not known."""
+        """What `to_torchrec` gives, and what is said of the paths of modules."""
         tables = list_tables("tables", tables)
         check_type("module", module, str | None)
         check_choice("device", device, DEVICES)
@@ -608,13 +611,10 @@ class Plan:
         for shard in self.cut(tables):
             shards[shard.table].append(shard)
         plan: dict[str, Any] = {}
-        unplaced = []
         for number, (table, placement) in enumerate(zip(tables, self.placements, strict=True)):
             path = module
             if path is None:
                 path = table.module or MODULE
-                if not table.module:
-                    unplaced.append(table.name or f"table {number}")
             name = table.name or f"table {number}"
             entries = plan.setdefault(path, {})
             if name in entries:
@@ -623,7 +623,8 @@ class Plan:
                     "name them differently"
                 )
             widths = [shard.columns for shard in shards[number]]
-            check_accepted(name, table, placement.traits, placement.ranks, widths, target)
+            check_accepted(name, table, placement.traits, widths, target)
+            check_ranks(name, placement.traits, placement.ranks, target)
             boxes = [
                 {
                     "shard_offsets": [shard.first_row, shard.first_column],
@@ -633,7 +634,7 @@ class Plan:
                 for shard in shards[number]
             ]
             entries[name] = write_entry(table, placement.traits, placement.ranks, boxes)
-        return plan, unplaced
+        return plan, _note_paths(tables, module)
 
     def _find_node_size(self, ranks_per_node: int | None, device: str) -> int:
         """Ranks of a node [-]."""
@@ -687,7 +688,7 @@ class Plan:
                     "table a name of its own"
                 )
             kind = placement.traits
-            check_accepted(name, table, kind, placement.ranks, widths[number], target)
+            check_accepted(name, table, kind, widths[number], target)
             constraints[name] = write_constraint(table, kind, widths[number])
         return constraints
 
@@ -729,16 +730,35 @@ class Plan:
         return read
 
 
-def warn_of_paths(unplaced: Sequence[str], *, stacklevel: int) -> None:
-    """Say which tables have no module, so that a usual path was taken."""
-    if unplaced:
-        warnings.warn(
+def _note_paths(tables: Sequence[EmbeddingTable], module: str | None) -> list[str]:
+    """Say which tables have no module, so that a usual path was taken, and which have another one
+    than `module`."""
+    names = [table.name or f"table {number}" for number, table in enumerate(tables)]
+    copies = "TorchRec copies the tables of a path that the model lacks"
+    if module is None:
+        unplaced = [name for name, table in zip(names, tables, strict=True) if not table.module]
+        if not unplaced:
+            return []
+        return [
             f"the module of {_count(unplaced)} is not known, and {MODULE!r} is taken, as in "
-            "TorchRec's DLRM; TorchRec copies the tables of a path that the model lacks; name the "
-            "module, or read the tables from the model",
-            UserWarning,
-            stacklevel=stacklevel + 1,
-        )
+            f"TorchRec's DLRM; {copies}; name the module, or read the tables from the model"
+        ]
+    others = [table for table in tables if table.module not in ("", module)]
+    if not others:
+        return []
+    renamed = [
+        name for name, table in zip(names, tables, strict=True) if table.module not in ("", module)
+    ]
+    return [
+        f"module is {show(module)}, and that of {_count(renamed)} is {show(others[0].module)}; {copies}; "
+        "leave module out, unless the path has changed since the tables were read"
+    ]
+
+
+def warn_of_paths(notes: Sequence[str], *, stacklevel: int) -> None:
+    """Warn of what is said of the paths of modules."""
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=stacklevel + 1)
 
 
 def take_kernels(tables: TableSet, plan: Any) -> TableSet:

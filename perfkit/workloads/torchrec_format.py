@@ -112,11 +112,10 @@ def check_accepted(
     name: str,
     table: EmbeddingTable,
     kind: PlacementKind,
-    ranks: Sequence[int],
     widths: Sequence[int],
     target: Target,
 ) -> None:
-    """Refuse the placement of a table that TorchRec refuses, or understands in another way.
+    """Refuse the placement of a table that TorchRec does not take on any ranks.
 
     Parameters
     ----------
@@ -126,8 +125,6 @@ def check_accepted(
         The table.
     kind : PlacementKind
         Its kind of placement.
-    ranks : sequence of int
-        Ranks of its shards.
     widths : sequence of int
         Columns of its shards [-].
     target : Target
@@ -162,7 +159,6 @@ def check_accepted(
                 f"{shown} with a shard of {width} columns; TorchRec's fused kernels take multiples of "
                 f"{COLUMN_MULTIPLE}; cut it in another way, or pad the table"
             )
-    _check_order(shown, kind, ranks, target)
 
 
 def _check_copied(shown: str, table: EmbeddingTable) -> None:
@@ -174,8 +170,26 @@ def _check_copied(shown: str, table: EmbeddingTable) -> None:
         )
 
 
-def _check_order(shown: str, kind: PlacementKind, ranks: Sequence[int], target: Target) -> None:
-    """Refuse rows whose ranks are not in their order, and parts of a node."""
+def check_ranks(name: str, kind: PlacementKind, ranks: Sequence[int], target: Target) -> None:
+    """Refuse rows whose ranks are not in their order, and parts of a node.
+
+    Parameters
+    ----------
+    name : str
+        The name of the table in errors.
+    kind : PlacementKind
+        Its kind of placement.
+    ranks : sequence of int
+        Ranks of its shards.
+    target : Target
+        Where TorchRec runs the plan.
+
+    Raises
+    ------
+    ValueError
+        For ranks that TorchRec refuses, or understands in another way.
+    """
+    shown = f"{show(name)} is {kind.name}"
     nodes = {rank // target.ranks_per_node for rank in ranks}
     if kind.is_inside_node and len(nodes) > 1:
         raise ValueError(
