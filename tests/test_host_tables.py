@@ -204,6 +204,20 @@ def test_a_search_puts_tables_into_host_memory_only_as_far_as_needed() -> None:
     assert few.warnings == ()
 
 
+def test_more_kernels_never_give_a_slower_plan() -> None:
+    """A cache is faster for the table with few lookups, but leaves a fifth of its rows in device
+    memory: a second table would have to leave, with forty times the lookups."""
+    tables = [pk.EmbeddingTable(400_000_000, 128, pooling) for pooling in (1, 40, 40, 40)]
+    workload = pk.TableSet(tables, batch=32_768, embedding="fused")
+    times = {}
+    for kernels in (("fused", "uvm"), ("fused", "uvm_caching"), ("fused", "uvm_caching", "uvm")):
+        result = pk.shard(workload, "h100-sxm-8", ranks=8, steps=20, kernels=kernels)
+        times[kernels] = result.prediction.time
+        assert "exists within these limits and with these kernels of tables" in result.headline()
+    of_uvm, of_cache, of_both = times.values()
+    assert of_both == of_uvm < of_cache / 2
+
+
 @pytest.mark.parametrize(
     ("kernels", "message"),
     [

@@ -160,10 +160,20 @@ def test_time_interval_bound_and_next_search_are_said_together() -> None:
     assert text in repr(result)
     assert f"80 % interval of the time: {low} to {high}" in result.explain()
     rows = dict(result._list_limits())
-    assert rows["so the plan is above the best by at most"] == f"{result.gap:.2%}"
+    assert result.gap > 0.1
+    assert rows["so the plan is above the best by at most"] == f"{result.gap:.0%}"
+    close = replace(result, bound=result.prediction.time / 1.0123)
+    assert "at most 1.23% above the best" in close.explain()
     timed = replace(result, steps=None, seconds=0.5)
     assert timed.longer_search == "seconds=3"
     assert replace(result, bound=result.prediction.time / 1.005).longer_search is None
+
+
+def test_rules_of_thumb_that_say_the_same_are_named_together() -> None:
+    tables = TableSet([EmbeddingTable(10**6, 128, 8.0)], batch=8192, embedding="fused")
+    text = shard(tables, "h100-sxm-8", ranks=8, steps=1).explain()
+    assert "random, size, lookup, size-lookup, unique-rows, storage  " in text
+    assert text.count("times as long") == 1
 
 
 def test_the_report_of_a_search_has_its_limits(tmp_path: Path) -> None:

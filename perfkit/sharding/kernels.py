@@ -1,7 +1,8 @@
 """Which tables lie in host memory where device memory is too small for all of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,7 +84,7 @@ def choose_kernels(
     beyond: Sequence[str],
     search: Callable[[DLRM | TableSet], ShardingResult],
 ) -> ShardingResult:
-    """Search with as many tables in device memory as it holds.
+    """Search with as many tables in device memory as it holds, for several choices of kernels.
 
     Parameters
     ----------
@@ -106,42 +107,77 @@ def choose_kernels(
 
     Notes
     -----
-    Tables that free most bytes for the time that they add go first. The bound holds for plans with
-    the same kernels.
+    Tables that free most bytes for the time that they add go first. That is tried with every
+    selection of the kernels, and a table takes the fastest of them, or the one that frees most bytes
+    for its time. So more kernels never make the plan slower. The bound holds for plans with the same
+    kernels.
     """
+    found: dict[tuple[EmbeddingTable, ...], ShardingResult | InfeasibleError] = {}
+    best: ShardingResult | None = None
+    for moves in _list_moves(problem, beyond):
+        result = _search_first_that_fits(problem, moves, search, found)
+        if result is None:
+            continue
+        if best is None or result.prediction.time < best.prediction.time:
+            best = result
+    if best is not None:
+        return best
+    failures = [error for error in found.values() if isinstance(error, InfeasibleError)]
+    raise failures[-1]
+
+
+def _list_moves(problem: Problem, beyond: Sequence[str]) -> Iterator[_Moves]:
+    """What tables free and take elsewhere, by every selection of kernels."""
+    for count in range(1, len(beyond) + 1):
+        for selection in combinations(beyond, count):
+            yield _price_moves(problem, selection, by_bytes=False)
+            if count > 1:
+                yield _price_moves(problem, selection, by_bytes=True)
+
+
+def _search_first_that_fits(
+    problem: Problem,
+    moves: _Moves,
+    search: Callable[[DLRM | TableSet], ShardingResult],
+    found: dict[tuple[EmbeddingTable, ...], ShardingResult | InfeasibleError],
+) -> ShardingResult | None:
+    """Move ever more tables until a plan is found; None if none is. What was found before for the
+    same tables is in `found`, and is added there."""
     workload = problem.costs.workload
-    moves = _price_moves(problem, beyond)
-    last_moved: list[int] | None = None
-    failure: InfeasibleError | None = None
     for share in _SHARES:
         moved = _choose_tables(problem, moves, share)
-        if moved == last_moved:
-            continue
-        last_moved = moved
         tables = list(workload.tables)
         for number in moved:
             tables[number] = moves.tables[number]
-        changed = alter(workload, {"tables": tuple(tables)})
-        try:
-            result = search(changed)
-        except InfeasibleError as error:
-            failure = error
-            continue
-        if not moved:
-            return result
-        return replace(result, warnings=(_note_moves(tables, moved), *result.warnings))
-    raise failure or InfeasibleError("memory: no placement was found that fits")
+        key = tuple(tables)
+        if key not in found:
+            try:
+                result = search(alter(workload, {"tables": key}))
+            except InfeasibleError as error:
+                found[key] = error
+                continue
+            if moved:
+                notes = (_note_moves(tables, moved), *result.warnings)
+                result = replace(result, warnings=notes, are_kernels_chosen=True)
+            found[key] = result
+        known = found[key]
+        if isinstance(known, ShardingResult):
+            return known
+    return None
 
 
-def _price_moves(problem: Problem, beyond: Sequence[str]) -> _Moves:
-    """What each table in device memory frees and takes elsewhere; nothing for the others."""
+def _price_moves(problem: Problem, beyond: Sequence[str], *, by_bytes: bool) -> _Moves:
+    """What each table in device memory frees and takes elsewhere; nothing for the others. A table
+    takes the fastest of the kernels, or the one that frees most bytes for its time if `by_bytes`."""
     costs = problem.costs
     workload = costs.workload
     count = len(workload.tables)
     lookups = np.array([workload.batch * float(table.pooling) for table in workload.tables])
     tables = workload.tables
     seconds = np.full(count, np.inf)
+    least = np.full(count, np.inf)
     chosen = list(tables)
+    on_device = np.array([float(table.device_bytes) for table in tables])
     for kernel in beyond:
         moved = []
         for table in tables:
@@ -156,10 +192,14 @@ def _price_moves(problem: Problem, beyond: Sequence[str]) -> _Moves:
             sorts=workload.embedding == "exact",
         )
         added = times.forward + times.backward
-        for number in np.flatnonzero(added < seconds).tolist():
+        measure = added
+        if by_bytes:
+            freed = on_device - np.array([float(table.device_bytes) for table in moved])
+            measure = added / np.maximum(freed, 1.0)
+        for number in np.flatnonzero(measure < least).tolist():
+            least[number] = measure[number]
             seconds[number] = added[number]
             chosen[number] = moved[number]
-    on_device = np.array([float(table.device_bytes) for table in tables])
     elsewhere = np.array([float(table.device_bytes) for table in chosen])
     return _Moves(tuple(chosen), on_device - elsewhere, seconds)
 

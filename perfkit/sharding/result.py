@@ -36,6 +36,8 @@ _COSTS_OF_RANK = [cost for cost in Cost if cost not in (Cost.SUMMED, Cost.AVERAG
 _BYTES = [cost for cost in _COSTS_OF_RANK if cost not in SECONDS]
 #: A longer search is advised from this gap on, with so many times the work [-].
 _WIDE_GAP, _LONGER = 0.01, 6
+#: A gap is written without digits behind the point from here on [-].
+_SHORT_GAP = 0.1
 
 
 class PlanCosts(NamedTuple):
@@ -501,6 +503,11 @@ class Move(NamedTuple):
         return f"{move}: {format_time(self.time)}, {change}"
 
 
+def _write_gap(gap: float) -> str:
+    """A gap in words, with the digits that mean something."""
+    return f"{gap:.0%}" if gap >= _SHORT_GAP else f"{gap:.2%}"
+
+
 def _order_blocks_of_rows(plan: Plan) -> Plan:
     """The plan with the ranks of each table that is split by rows in their order."""
     owners: list[int | Placement] = []
@@ -545,6 +552,9 @@ class ShardingResult(Tabular):
         Small tables that are whole or copied although the search found shards of them faster.
     given_up : float
         How much longer the plan takes because of that [s].
+    are_kernels_chosen : bool
+        Whether the search put tables into host memory: the bound holds for plans with the same
+        kernels.
     """
 
     report_title = "Placement of embedding tables that a search found"
@@ -562,6 +572,14 @@ class ShardingResult(Tabular):
     bound_of_any_width: float | None = None
     joined: tuple[str, ...] = ()
     given_up: float = 0.0
+    are_kernels_chosen: bool = False
+
+    @property
+    def _limits(self) -> str:
+        """What the bound holds for, in words."""
+        if self.are_kernels_chosen:
+            return "within these limits and with these kernels of tables"
+        return "within these limits"
 
     @property
     def time(self) -> float:
@@ -824,8 +842,8 @@ class ShardingResult(Tabular):
         rows: list[Sequence[str]] = [
             ("what", "figure"),
             ("80 % interval of the time", f"{low} to {high}"),
-            ("nothing better exists within the limits than", format_time(self.bound)),
-            ("so the plan is above the best by at most", f"{self.gap:.2%}"),
+            (f"nothing better exists {self._limits} than", format_time(self.bound)),
+            ("so the plan is above the best by at most", _write_gap(self.gap)),
         ]
         if self.bound_of_any_width is not None:
             cost = format_time(self.cost_of_min_columns)
@@ -869,16 +887,22 @@ class ShardingResult(Tabular):
             of_rank, reserved = format_bytes(problem.memory), format_bytes(price.reserved)
             memory += f" (a rank of the platform has {of_rank}; everything else takes {reserved})"
         lines.append(memory)
-        for name, baseline in self.baselines.items():
-            time_text, comparison = "", "finds no room"
-            if baseline is not None:
-                time_text = format_time(baseline.time)
-                comparison = f"{baseline.time / price.time:.2f} times as long"
-            lines.append(f"  {name:>12}  {time_text:>9}  {comparison}")
+        lines += self._explain_baselines()
         if self.interrupted:
             lines.append("  interrupted: the best plan so far")
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
+
+    def _explain_baselines(self) -> list[str]:
+        """Times of the rules of thumb, those that say the same together."""
+        names_of_text = dict[str, list[str]]()
+        for name, baseline in self.baselines.items():
+            text = f"{'':>9}  finds no room"
+            if baseline is not None:
+                ratio = baseline.time / self.prediction.time
+                text = f"{format_time(baseline.time):>9}  {ratio:.2f} times as long"
+            names_of_text.setdefault(text, []).append(name)
+        return [f"  {', '.join(names):>12}  {text}" for text, names in names_of_text.items()]
 
     def _explain_limits(self) -> list[str]:
         """How good the plan is within its limits, how sure that is, and what the limits cost."""
@@ -887,8 +911,8 @@ class ShardingResult(Tabular):
         least = format_time(self.bound)
         lines = [
             f"  80 % interval of the time: {low} to {high}; most of that is the same for all plans",
-            f"  no plan within these limits takes less than {least}: this one is at most "
-            f"{self.gap:.2%} above the best",
+            f"  no plan {self._limits} takes less than {least}: this one is at most "
+            f"{_write_gap(self.gap)} above the best",
         ]
         columns = price._problem.constraints.min_columns
         if self.bound_of_any_width is not None and columns is not None:
@@ -918,7 +942,7 @@ class ShardingResult(Tabular):
         low, high = map(format_time, self.prediction.interval())
         line = f"{len(self.plan.owners)} tables on {where}: {format_time(self.prediction.time)}"
         line = f"{line} ({low}–{high}); nothing better than {format_time(self.bound)} exists"
-        line = f"{line} within these limits"
+        line = f"{line} {self._limits}"
         if self.longer_search is not None:
             line = f"{line}; search longer: {self.longer_search}"
         return line
