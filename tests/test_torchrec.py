@@ -312,3 +312,32 @@ def test_blocks_of_rows_of_a_search_go_to_ranks_in_their_order(
     monkeypatch.setattr("perfkit.sharding.result._SAME_TIME", -1.0)
     with pytest.warns(UserWarning, match="blocks of rows go to their ranks in order, as TorchRec"):
         found.to_torchrec(module="m", plain=True)
+
+
+def test_tables_that_are_not_pooled_get_the_kinds_of_their_collection() -> None:
+    bags = TableSet(
+        [EmbeddingTable(10**7 * n, 128, 20.0, name=f"t{n}", module="ec") for n in (1, 2, 3)],
+        batch=65_536,
+        embedding="fused",
+    )
+    rows = replace(bags, tables=[replace(table, pooled=False) for table in bags.tables])
+    pooled = pk.shard(bags, "h100-sxm-8x2", ranks=16, steps=20)
+    assert "table_row_wise" in [placement.kind for placement in pooled.plan.placements]
+    assert not pooled.warnings
+    with refuse(
+        "is table_row_wise, and pooled is False; an EmbeddingCollection takes table_wise, "
+    ):
+        pooled.to_torchrec(pooled=False, plain=True)
+    found = pk.shard(rows, "h100-sxm-8x2", ranks=16, steps=20)
+    assert found.warnings == (
+        "table_column_wise and table_row_wise were not tried for 3 tables ('t1' first), whose rows are not "
+        "pooled: an EmbeddingCollection of TorchRec does not take them",
+    )
+    assert list(found.to_torchrec(plain=True)) == ["ec"]
+    assert found.time >= found.bound > 0
+    with refuse("is table_row_wise, and pooled is False"):
+        pooled.plan.to_torchrec_constraints(rows.tables)
+    same = pk.price_plan(rows, "h100-sxm-8x2", pooled.plan)
+    assert same.time == pooled.time, "no time depends on it"
+    one_node = pk.shard(rows, "h100-sxm-8", ranks=8, steps=20)
+    assert not one_node.warnings

@@ -223,6 +223,7 @@ def test_tables_of_a_model_keep_the_paths_of_their_modules() -> None:
         ("sparse.processed", "position", 500),
     ]
     assert [table.weighted for table in tables] == [False, False, False, True]
+    assert [table.pooled for table in tables] == [True, True, False, True]
     assert said == [f"source: {SHARED.replace('user', 'sparse.bags.user')}"]
     plan = pk.Plan.round_robin(4, ranks=2).to_torchrec(tables.tables)
     assert {path: list(part) for path, part in plan.items()} == {

@@ -102,6 +102,7 @@ def _make_tables(
                 kernel=kernel,
                 load_factor=printed.load_factor if TABLE_KERNELS[kernel].has_cache else None,
                 weighted=bool(printed.is_weighted),
+                pooled=printed.is_pooled is not False,
             )
         has_lookups = printed.lookups is not None
         found.append(TorchrecTable(table, has_lookups, features, printed.is_pooled, printed.kernel))

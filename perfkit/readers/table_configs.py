@@ -53,7 +53,7 @@ from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 _COLUMNS = (
     *("rows", "dim", "pooling", "exponent", "itemsize", "name"),
-    *("module", "kernel", "load_factor", "weighted"),
+    *("module", "kernel", "load_factor", "weighted", "pooled"),
 )
 _CONSTRAINTS_OF_OTHERS = (
     "constraints are for configurations, models and frames of TorchRec; leave them out"
@@ -114,7 +114,7 @@ def read_tables(
         - A pandas or polars frame, a list of dicts, or a CSV, Parquet or JSON file. Its columns are
           ``rows`` and ``dim`` and, where they differ from the defaults of `EmbeddingTable`,
           ``pooling``, ``exponent``, ``itemsize`` [B], ``name``, ``module``, ``kernel``,
-          ``load_factor`` and ``weighted``. The fields of TorchRec's configurations are known, too
+          ``load_factor``, ``weighted`` and ``pooled``. The fields of TorchRec's configurations are known, too
           (``num_embeddings``, ``embedding_dim``, ``data_type``, ``feature_names``,
           ``pooling_factor``, ...), as are ``E``, ``D`` and ``L`` of FBGEMM.
         - ``EmbeddingBagConfig`` and ``EmbeddingConfig`` of TorchRec: one, or a list.
@@ -395,8 +395,9 @@ def _make_table(record: _Record, itemsize: int, features: int = 1) -> EmbeddingT
             if column not in ("name", "module") and is_listed(value):
                 raise ValueError(f"{column} is {show(value)}; it must be one number")
         _check_itemsize(values["itemsize"])
-        if "weighted" in values:
-            values["weighted"] = read_flag("weighted", values["weighted"])
+        for column in ("weighted", "pooled"):
+            if column in values:
+                values[column] = read_flag(column, values[column])
         return EmbeddingTable(**values)
 
 

@@ -152,6 +152,8 @@ def translate_fields(values: Mapping[str, Any]) -> TorchrecFields:
     is_pooled = None
     if "pooling" in columns and _is_pooling_type(columns["pooling"]):
         is_pooled = _name_member(columns.pop("pooling")) != "NONE"
+        if not is_pooled:
+            _put(columns, "pooled", False, "pooling")
     if read_flag("use_virtual_table", told.get("use_virtual_table", False)):
         raise ValueError(
             "use_virtual_table is True: num_embeddings is then the space of the ids, and not the rows "

@@ -11,6 +11,7 @@ from perfkit.ground.units import check_choice, check_positive, check_type, is_li
 from perfkit.readers.planner_statistics import SHARDING_TYPES
 from perfkit.sharding.problem import Constraints
 from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS
+from perfkit.workloads.torchrec_format import UNPOOLED_KINDS
 
 #: Least columns of a shard by default [-]: ``MIN_CW_DIM`` of TorchRec's planner, 128 today and 32 in
 #: old versions (pytorch/torchrec, torchrec/distributed/planner/constants.py).
@@ -60,12 +61,14 @@ def read_constraints(
     forbid: Any = (),
     min_columns: Any = MIN_COLUMNS,
     beyond_device: np.ndarray | None = None,
+    unpooled: np.ndarray | None = None,
 ) -> Constraints:
     """Check the constraints of `perfkit.shard`; returns them with tables by number.
 
     `order` lists the tables as units are numbered, so that the order in which tables were given does
     not matter; by default they are numbered as given. Tables `beyond_device` memory are not copied:
-    gradients of copies are averaged in device memory.
+    gradients of copies are averaged in device memory. Tables whose rows are `unpooled` have only the kinds
+    that an ``EmbeddingCollection`` of TorchRec takes.
     """
     check_type("pin", pin, Mapping | None)
     unit_of_table = _join_tables(names, order, together)
@@ -85,6 +88,8 @@ def read_constraints(
             allowed[kind.name] &= ~must_be_whole
         if kind.is_copied and beyond_device is not None:
             allowed[kind.name] &= ~beyond_device
+        if kind.name not in UNPOOLED_KINDS and unpooled is not None:
+            allowed[kind.name] &= ~unpooled
     least = read_min_columns(names, min_columns)
     return Constraints(unit_of_table, pinned, tuple(groups), allowed, least)
 

@@ -41,6 +41,7 @@ from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KIND_OF_NAME, KINDS, PLACEMENT_KINDS, WHOLE
 from perfkit.workloads.table_kernels import FUSED
 from perfkit.workloads.tables import EmbeddingTable, TableSet, name_tables
+from perfkit.workloads.torchrec_format import UNPOOLED_KINDS
 
 #: Sort key of each rule of thumb: the largest table is placed first, and the sums of keys are
 #: balanced over ranks. ``random`` draws the rank, ``storage`` balances seconds. Sources:
@@ -252,7 +253,8 @@ def shard(
     -------
     result : ShardingResult
         Plan, price, lower bound and gap, beside the rules of thumb; after Ctrl-C the best plan so
-        far. Its `warnings` name the kinds of placement that were not tried, and why.
+        far. Its `warnings` name the kinds of placement that were not tried, and why. For tables whose
+        rows are not pooled these are the kinds inside nodes, which TorchRec does not have for them.
 
     Raises
     ------
@@ -331,6 +333,7 @@ def shard(
     names, order = name_tables(workload.tables), problem.costs.order
     kept = {"pin": pin, "together": together, "apart": apart, "min_columns": min_columns}
     kept["beyond_device"] = np.array([table.host_bytes > 0 for table in workload.tables])
+    kept["unpooled"] = np.array([not table.pooled for table in workload.tables])
     constraints = read_constraints(names, problem.costs.ranks, order, **kept, forbid=forbid)
     unforbidden = read_constraints(names, problem.costs.ranks, order, **kept)
     prepared = _prepare(replace(problem, constraints=constraints))
@@ -360,12 +363,29 @@ def shard(
         attempts.work,
         attempts.interrupted,
         baselines,
-        warn_once(tuple(reasons), 3),
+        (*warn_once(tuple(reasons), 3), *_note_unpooled(problem)),
         budget.seconds,
         budget.steps,
         bound_of_any_width,
         tuple(names[number] for number in best.tables),
         best.given_up,
+    )
+
+
+def _note_unpooled(problem: Problem) -> tuple[str, ...]:
+    """Which kinds were not tried for tables whose rows are not pooled, in words."""
+    tables = problem.costs.workload.tables
+    names = name_tables(tables)
+    unpooled = [name for name, table in zip(names, tables, strict=True) if not table.pooled]
+    kinds = [kind for kind in problem.kinds if kind not in UNPOOLED_KINDS]
+    if not unpooled or not kinds or not problem.costs.has_inner_nodes:
+        return ()
+    named = repr(unpooled[0])
+    if len(unpooled) > 1:
+        named = f"{len(unpooled)} tables ({named} first)"
+    return (
+        f"{' and '.join(kinds)} were not tried for {named}, whose rows are not pooled: an "
+        "EmbeddingCollection of TorchRec does not take them",
     )
 
 

@@ -731,7 +731,7 @@ class ShardingResult(Tabular):
         module: str | None = None,
         ranks_per_node: int | None = None,
         device: str = "cuda",
-        pooled: bool = True,
+        pooled: bool | None = None,
         plain: bool = False,
     ) -> Any:
         """The plan as ``DistributedModelParallel(plan=...)`` of TorchRec takes it: a ``ShardingPlan``
@@ -750,7 +750,7 @@ class ShardingResult(Tabular):
             ``cuda`` or ``cpu``.
         pooled : bool, optional
             Whether the collection is an ``EmbeddingBagCollection``; an ``EmbeddingCollection`` takes
-            fewer kinds of placement.
+            fewer kinds of placement. By default as each table says.
         plain : bool, optional
             Whether to give plain values, for JSON, although torchrec is installed.
 
@@ -804,7 +804,7 @@ class ShardingResult(Tabular):
         return make_sharding_plan(modules)
 
     def to_torchrec_constraints(
-        self, *, pooled: bool = True, plain: bool = False
+        self, *, pooled: bool | None = None, plain: bool = False
     ) -> dict[str, Any]:
         """What ``EmbeddingShardingPlanner(constraints=...)`` of TorchRec takes, to keep the kinds of
         this plan and choose the ranks by itself.
@@ -812,7 +812,7 @@ class ShardingResult(Tabular):
         Parameters
         ----------
         pooled : bool, optional
-            Whether the collection is an ``EmbeddingBagCollection``.
+            Whether the collection is an ``EmbeddingBagCollection``; by default as each table says.
         plain : bool, optional
             Whether to give plain values, for JSON, although torchrec is installed.
 

@@ -538,7 +538,7 @@ class Plan:
         module: str | None = None,
         ranks_per_node: int | None = None,
         device: str = "cuda",
-        pooled: bool = True,
+        pooled: bool | None = None,
     ) -> dict[str, Any]:
         """The plan as plain values, as TorchRec writes a ``ShardingPlan``.
 
@@ -562,7 +562,7 @@ class Plan:
             ``cuda`` or ``cpu``.
         pooled : bool, optional
             Whether the collection is an ``EmbeddingBagCollection``; an ``EmbeddingCollection`` takes
-            fewer kinds of placement.
+            fewer kinds of placement. By default as each table says.
 
         Returns
         -------
@@ -600,7 +600,7 @@ class Plan:
         module: str | None,
         ranks_per_node: int | None,
         device: str,
-        pooled: bool,
+        pooled: bool | None,
     ) -> tuple[dict[str, Any], list[str]]:
         """What `to_torchrec` gives, and what is said of the paths of modules."""
         tables = list_tables("tables", tables)
@@ -644,7 +644,7 @@ class Plan:
         return find_node_size(self.ranks, kinds, device=device)
 
     def to_torchrec_constraints(
-        self, tables: Sequence[EmbeddingTable], *, pooled: bool = True
+        self, tables: Sequence[EmbeddingTable], *, pooled: bool | None = None
     ) -> dict[str, dict[str, Any]]:
         """What TorchRec's own planner must keep to place the tables in the kinds of this plan, as
         plain values of ``ParameterConstraints``. It chooses the ranks.
@@ -654,7 +654,7 @@ class Plan:
         tables : sequence of EmbeddingTable
             The tables of this plan.
         pooled : bool, optional
-            Whether the collection is an ``EmbeddingBagCollection``.
+            Whether the collection is an ``EmbeddingBagCollection``; by default as each table says.
 
         Returns
         -------

@@ -80,6 +80,10 @@ class EmbeddingTable:
         What maps raw ids to rows ahead of the lookups: ``zch`` (TorchRec's
         ``MCHManagedCollisionModule``) or ``mpzch`` (``HashZchManagedCollisionModule``); empty where
         ids are rows. Evictions, whose number nobody states, are left out.
+    pooled : bool
+        Whether the rows of a sample are added up, as in TorchRec's ``EmbeddingBagCollection``. Those of
+        an ``EmbeddingCollection`` are not: it takes fewer kinds of placement, and `perfkit.shard` leaves
+        out the others. No time depends on it.
 
     Raises
     ------
@@ -110,6 +114,7 @@ class EmbeddingTable:
     module: str = field(default="", repr=False)
     weighted: bool = field(default=False, repr=False)
     managed_collision: str = field(default="", repr=False)
+    pooled: bool = field(default=True, repr=False)
 
     def __post_init__(self) -> None:
         for size in ("rows", "dim", "itemsize"):  # Python integers do not overflow
@@ -125,6 +130,7 @@ class EmbeddingTable:
         check_positive("spread", self.spread, zero=True)
         set_fields(self, spread=read_number(self.spread))
         check_type("weighted", self.weighted, bool)
+        check_type("pooled", self.pooled, bool)
         check_managed_collision(self.managed_collision)
         set_fields(self, load_factor=_check_load_factor(self.kernel, self.load_factor))
         if self.law is None:

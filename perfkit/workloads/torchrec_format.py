@@ -23,7 +23,7 @@ _MOST_RANKS_OF_A_HOST = 16
 DENSE = "dense"
 #: Kinds that an ``EmbeddingCollection`` takes, whose rows are not pooled:
 #: ``ShardedEmbeddingCollection.create_embedding_sharding`` in torchrec/distributed/embedding.py.
-_UNPOOLED_KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
+UNPOOLED_KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 #: Kinds of devices of TorchRec's placements.
 DEVICES = ("cuda", "cpu")
 
@@ -40,9 +40,9 @@ class Target:
         Ranks of a node, which TorchRec calls the local world size [-].
     device : str
         ``cuda`` or ``cpu``.
-    pooled : bool
+    pooled : bool or None
         Whether the collection pools rows, as an ``EmbeddingBagCollection``; an
-        ``EmbeddingCollection`` does not.
+        ``EmbeddingCollection`` does not. None if each table says it.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class Target:
     ranks: int
     ranks_per_node: int
     device: str
-    pooled: bool
+    pooled: bool | None
 
     def __post_init__(self) -> None:
         check_positive("ranks_per_node", self.ranks_per_node, integer=True)
@@ -63,7 +63,7 @@ class Target:
                 "plan"
             )
         check_choice("device", self.device, DEVICES)
-        check_type("pooled", self.pooled, bool)
+        check_type("pooled", self.pooled, bool | None)
 
     def place(self, rank: int) -> str:
         """The device of a rank, in TorchRec's words."""
@@ -140,12 +140,13 @@ def check_accepted(
         raise ValueError(
             f"{shown}, which TorchRec does not have; place it in another way, or save the plan as JSON"
         )
-    if not target.pooled and kind.name not in _UNPOOLED_KINDS:
+    pooled = table.pooled if target.pooled is None else target.pooled
+    if not pooled and kind.name not in UNPOOLED_KINDS:
         raise ValueError(
-            f"{shown}, and pooled is False; an EmbeddingCollection takes {', '.join(_UNPOOLED_KINDS)}; "
+            f"{shown}, and pooled is False; an EmbeddingCollection takes {', '.join(UNPOOLED_KINDS)}; "
             "forbid the other kinds"
         )
-    if not target.pooled and len(set(widths)) > 1:
+    if not pooled and len(set(widths)) > 1:
         raise ValueError(
             f"{shown} with columns {show(tuple(widths))}, and pooled is False; an EmbeddingCollection "
             "takes shards of equal columns"
@@ -225,9 +226,9 @@ def read_kernel(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> 
     names[DENSE] = FUSED
     check_choice(f"{place}: compute_kernel", kernel, names)
     cache = entry.get("cache_params")
-    load_factor = None
+    load_factor = table.load_factor if names[kernel].name == table.kernel else None
     if names[kernel].has_cache and isinstance(cache, Mapping):
-        load_factor = cache.get("load_factor")
+        load_factor = cache.get("load_factor", load_factor)
     return replace(table, kernel=names[kernel].name, load_factor=load_factor)
 
 

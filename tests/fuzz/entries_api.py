@@ -212,6 +212,7 @@ TABLE = {
     "load_factor": (None, None, 0.2, 1),
     "weighted": False,
     "managed_collision": ("", "", "zch", "mpzch"),
+    "pooled": (True, True, False),
 }
 LAYERS = {"layers": (*[1, 2, 3] * 5, 10**400)}
 dlrm = Call(pk.DLRM, {"rows": ([1000, 10**6], [2**31, 4])}, DLRM)
