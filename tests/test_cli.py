@@ -586,6 +586,9 @@ MISTAKES = {
     "platforms h100": "unrecognized arguments: h100; perfkit platforms takes --json",
     f"{SHARD} --memory 80GB": "'80GB' is no number; write it without a unit, such as 80e9",
     f"{SHARD} --format torchrec": "name that file, too, or leave --format out$",
+    "shard --tables mlperf-dlrm-v1 --platform h100-sxm-8 --ranks 2 --memory 9e9 --steps 9": (
+        "or put large tables into host memory: --kernels fused,uvm_caching$"
+    ),
     f"{SHARD} --plan missing.json": "name a plan that perfkit shard --out has written",
     "shard --tables dlrm-datasets-2021 --platform h100-sxm-8": "pass --dim, 64 for example",
     "shard --tables mlperf-dlrm-v1 --platform h100-sxm-8 --rows 9": "leave --dim and --rows out",

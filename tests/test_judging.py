@@ -3,10 +3,12 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import perfkit as pk
+from perfkit.platform.estimates import keep_quiet
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -83,3 +85,48 @@ def test_plans_of_torchrec_are_judged_as_objects_json_and_text(tmp_path: Path) -
         judge(ranks=8)
     with pytest.raises(ValueError, match="it must be a mapping"):
         judge(5)
+
+
+#: Tables that need twice the memory of their ranks.
+BIG = pk.TableSet(
+    tuple(EmbeddingTable(10**6, 128, 2.0, name=f"t{number}", module="m") for number in range(4)),
+    batch=8192,
+    embedding="fused",
+)
+
+
+def test_a_plan_is_judged_with_its_own_kernels(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"memory": 0.8e9, "steps": 20}
+    kernels = ("fused", "uvm_caching")
+    with keep_quiet():
+        found = pk.shard(BIG, "h100-sxm-8", ranks=2, kernels=kernels, **limits)
+    assert "uvm_caching" in found.kernels.values()
+    with pytest.raises(pk.InfeasibleError, match="memory"):
+        pk.judge_plan(BIG, "h100-sxm-8", found.plan, **limits)
+    modules = found.to_torchrec(plain=True)
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(modules))
+    for plan in (found, found.prediction, modules, file):
+        judged = pk.judge_plan(BIG, "h100-sxm-8", plan, ranks=2, **limits)
+        assert judged.yours.time == found.time
+        assert judged.yours.fits
+        assert judged.yours.kernels == judged.found.kernels == found.kernels
+    price = pk.price_plan(BIG, "h100-sxm-8", modules, ranks=2, memory=0.8e9)
+    assert price.time == found.time
+    judged = pk.judge_plan(BIG, "h100-sxm-8", found.plan, kernels=kernels, **limits)
+    assert judged.yours.time == found.time
+    assert judged.warnings == (
+        "your plan does not say where tables lie; they lie as in the plan that was found",
+    )
+    modules["m"]["t0"]["compute_kernel"] = "key_value"
+    with pytest.raises(ValueError, match="kernel of 't0' is 'key_value'; no published time"):
+        pk.judge_plan(BIG, "h100-sxm-8", modules, ranks=2, **limits)
+
+
+def test_printed_kernels_are_those_of_the_tables() -> None:
+    head = "#   FQN    Sharding   Compute Kernel   Emb Dim (CW Dim)   Hash Size   Ranks   #"
+    row = "#   m.t{}   TW   {}   128   1000000   {}   #"
+    words = ("fused", "fused_uvm", "fused_uvm_caching", "fused")
+    log = [head, *(row.format(number, word, number) for number, word in enumerate(words))]
+    price = pk.price_plan(BIG, "h100-sxm-8", log, ranks=4)
+    assert [*price.kernels.values()] == ["fused", "uvm", "uvm_caching", "fused"]

@@ -33,6 +33,10 @@ SAYINGS = (
         r"or (\d+) nodes: with_nodes\(\d+\)",
         r"or a platform file of \1 nodes, as Platform.with_nodes of Python makes",
     ),
+    Saying(
+        r"host memory: kernel='uvm_caching', or kernels=\('fused', 'uvm_caching'\) of pk\.shard",
+        "host memory: --kernels fused,uvm_caching",
+    ),
     Saying(r"partial=True keeps", "--partial keeps"),
     Saying(r"pass dim=, ", "pass --dim, "),
     Saying(r"leave dim, rows and tables out", "leave --dim and --rows out"),

@@ -175,10 +175,6 @@ def shard_command(
         settings = keep_given(seconds=seconds, steps=steps, seed=seed, split_small=split_small)
         limits = keep_given(memory=memory, min_columns=min_columns)
         if kernels is not None:
-            if plan is not None:
-                refuse_given(
-                    "it is for a search; a plan says the kernel of each table", kernels=kernels
-                )
             limits["kernels"] = kernels.split(",")
         target = _PlanFile(out, form or "perfkit", module)
         answer = _search(workload, platform, ranks, limits, plan, target, settings)

@@ -3,18 +3,38 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfkit.ground.files import LARGEST_TEXT, check_values, reading
 from perfkit.ground.units import escape
 from perfkit.readers.planner_statistics import is_list_of_lines
-from perfkit.readers.printed_plans import read_plan
-from perfkit.workloads.placement import Plan
+from perfkit.readers.printed_plans import read_plan, take_printed_kernels
+from perfkit.workloads.placement import Plan, list_with_kernels
 from perfkit.workloads.tables import EmbeddingTable
 
 
-def find_plan(source: Any, tables: Sequence[EmbeddingTable], *, ranks: int | None = None) -> Plan:
-    """The plan of these tables in a source of any kind.
+class PlacedTables(NamedTuple):
+    """A plan, and its tables with the kernels that the source of the plan says.
+
+    Parameters
+    ----------
+    plan : Plan
+        In the order of the tables.
+    tables : tuple of EmbeddingTable
+        The tables.
+    says_kernels : bool
+        Whether the source says kernels; a `Plan` does not.
+    """
+
+    plan: Plan
+    tables: tuple[EmbeddingTable, ...]
+    says_kernels: bool
+
+
+def find_plan(
+    source: Any, tables: Sequence[EmbeddingTable], *, ranks: int | None = None
+) -> PlacedTables:
+    """The plan of these tables in a source of any kind, and the tables with its kernels.
 
     Parameters
     ----------
@@ -28,13 +48,14 @@ def find_plan(source: Any, tables: Sequence[EmbeddingTable], *, ranks: int | Non
 
     Returns
     -------
-    plan : Plan
-        In the order of the tables.
+    placed : PlacedTables
+        Plans of TorchRec say where the rows of each table lie; those of perfkit do not.
 
     Raises
     ------
     ValueError
-        For a source that cannot be read, a plan of other tables, and one of other ranks.
+        For a source that cannot be read, a plan of other tables, one of other ranks, and kernels that
+        perfkit does not know.
 
     Warns
     -----
@@ -42,19 +63,25 @@ def find_plan(source: Any, tables: Sequence[EmbeddingTable], *, ranks: int | Non
         For what is not used of a plan of TorchRec, see `Plan.from_torchrec`.
     """
     if isinstance(source, Plan):
-        plan = source
+        placed = PlacedTables(source, tuple(tables), False)
     elif isinstance(source, str | Path) and str(source).lower().endswith(".json"):
-        plan = _read_json(Path(source), tables, ranks)
+        placed = _read_json(Path(source), tables, ranks)
     elif isinstance(source, str | Path) or is_list_of_lines(source):
-        plan = read_plan(source, tables=tables, ranks=ranks)
+        with_kernels = take_printed_kernels(source, tables)
+        plan = read_plan(source, tables=with_kernels, ranks=ranks)
+        placed = PlacedTables(plan, with_kernels, True)
     else:
-        plan = Plan.from_torchrec(source, tables, ranks=ranks)
-    if ranks is not None and plan.ranks != ranks:
-        raise ValueError(f"the plan has {plan.ranks} ranks, and ranks is {ranks}; leave ranks out")
-    return plan
+        with_kernels = list_with_kernels(source, tables)
+        plan = Plan.from_torchrec(source, with_kernels, ranks=ranks)
+        placed = PlacedTables(plan, with_kernels, True)
+    if ranks is not None and placed.plan.ranks != ranks:
+        raise ValueError(
+            f"the plan has {placed.plan.ranks} ranks, and ranks is {ranks}; leave ranks out"
+        )
+    return placed
 
 
-def _read_json(path: Path, tables: Sequence[EmbeddingTable], ranks: int | None) -> Plan:
+def _read_json(path: Path, tables: Sequence[EmbeddingTable], ranks: int | None) -> PlacedTables:
     """A plan of perfkit's or of TorchRec's in a file."""
     advice = "pass a file that Plan.save or perfkit shard --out has written"
     with reading(path, advice, most=LARGEST_TEXT):
@@ -63,6 +90,7 @@ def _read_json(path: Path, tables: Sequence[EmbeddingTable], ranks: int | None) 
         data = json.loads(text)
     origin = escape(path, 200)
     if not isinstance(data, dict) or "format" in data:
-        return Plan.from_json(text, origin=origin)
+        return PlacedTables(Plan.from_json(text, origin=origin), tuple(tables), False)
     with reading(origin, "pass the tables of this plan", told=True):
-        return Plan.from_torchrec(data, tables, ranks=ranks)
+        with_kernels = list_with_kernels(data, tables)
+        return PlacedTables(Plan.from_torchrec(data, with_kernels, ranks=ranks), with_kernels, True)

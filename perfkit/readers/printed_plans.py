@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from perfkit.readers.torchrec_tables import (
     TorchrecTable,
     check_number_sizes,
     find_kernel,
+    is_known_kernel,
     list_notes,
 )
 from perfkit.workloads.placement import MOST_RANKS, Plan
@@ -223,6 +225,52 @@ def read_plan(
         )
     with reading(origin, "pass the tables of this plan", told=True):
         return Plan.from_torchrec(entries, known, ranks=world)
+
+
+def take_printed_kernels(
+    source: str | Path | Sequence[str], tables: Sequence[EmbeddingTable]
+) -> tuple[EmbeddingTable, ...]:
+    """Tables with the compute kernels that TorchRec's planner printed.
+
+    Parameters
+    ----------
+    source : str, Path or sequence of str
+        The printed statistics, see `read_plan`.
+    tables : sequence of EmbeddingTable
+        The tables of the plan.
+
+    Returns
+    -------
+    tables : tuple of EmbeddingTable
+        The same tables, in their order. Those whose kernel is not printed, or not known, keep theirs;
+        so do load factors that are not printed.
+
+    Raises
+    ------
+    ValueError
+        For statistics that cannot be read, and for other tables.
+    """
+    origin = "source"
+    if isinstance(source, Path) or (isinstance(source, str) and is_file_name(source)):
+        origin = escape(source, 200)
+    statistics = read_planner_statistics(source, origin=origin)
+    kernels = dict[int, PlannedTable]()
+    for printed, table in zip(
+        statistics.tables, _match_tables(statistics, tables, origin), strict=True
+    ):
+        kernels[id(table)] = printed
+    changed = []
+    for table in tables:
+        printed = kernels[id(table)]
+        if printed.kernel is None or not is_known_kernel(printed.kernel):
+            changed.append(table)
+            continue
+        kernel = find_kernel(printed.kernel)
+        load_factor = table.load_factor if kernel == table.kernel else None
+        if TABLE_KERNELS[kernel].has_cache and printed.load_factor is not None:
+            load_factor = printed.load_factor
+        changed.append(replace(table, kernel=kernel, load_factor=load_factor))
+    return tuple(changed)
 
 
 def _list_entries(

@@ -191,6 +191,11 @@ def find_kernel(torchrec_name: str | None) -> str:
     return _KERNELS.get(torchrec_name or "", FUSED).name
 
 
+def is_known_kernel(torchrec_name: str) -> bool:
+    """Whether a compute kernel of TorchRec has a kernel here."""
+    return torchrec_name in _KERNELS
+
+
 def list_notes(found: Sequence[TorchrecTable]) -> list[str]:
     """Say what is assumed or left out of tables of TorchRec.
 

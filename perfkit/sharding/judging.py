@@ -1,7 +1,7 @@
 """A plan beside the best one that a search finds, and beside what no plan can beat."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,13 @@ import polars
 from perfkit.ground.results import Sections, Table, Tabular
 from perfkit.ground.units import check_type, format_count, format_time
 from perfkit.platform.platform import Platform
-from perfkit.readers.plans import find_plan
+from perfkit.readers.plans import PlacedTables, find_plan
 from perfkit.sharding.constraints import MIN_COLUMNS
-from perfkit.sharding.planner import price_plan, shard
+from perfkit.sharding.planner import price_plan, put_kernels, shard
 from perfkit.sharding.result import PlanPrice, ShardingResult
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.table_kernels import FUSED
 from perfkit.workloads.tables import EmbeddingTable, TableSet, name_tables
 
 
@@ -137,6 +138,7 @@ def judge_plan(
     inputs: str = "local",
     min_columns: Any = None,
     split_small: bool = False,
+    kernels: Sequence[str] | None = None,
     progress: bool | Callable[[float, float], None] = True,
 ) -> PlanJudgement:
     """Say how good a plan is: its time, that of the best plan that a search finds, and the time that
@@ -148,8 +150,8 @@ def judge_plan(
         What is trained.
     platform : Platform, str or Path
         On what.
-    plan : Plan, ShardingPlan, mapping, str, Path or sequence of str
-        A plan; a plan of TorchRec, as objects or as JSON; a ``.json`` file of either; or what
+    plan : Plan, ShardingResult, PlanPrice, ShardingPlan, mapping, str, Path or sequence of str
+        A plan, or a result with one; a plan of TorchRec, as objects or as JSON; a ``.json`` file of either; or what
         TorchRec's planner prints, as text, as lines or in a file.
     ranks : int, optional
         Number of ranks, for plans that do not say it [-].
@@ -170,6 +172,10 @@ def judge_plan(
         narrower shards of a table, as many as the narrowest [-].
     split_small : bool, optional
         Whether small tables may stay in shards in the plan that is found, see `shard`.
+    kernels : sequence of str, optional
+        Where the search may put tables, see `shard`; by default they lie where the plan says, as plans of
+        TorchRec and results do. A `Plan` does not say it: its tables lie where `workload` says, or with
+        `kernels` as in the plan that is found.
     progress : bool or callable, optional
         What is shown or told of the search, see `shard`.
 
@@ -181,7 +187,7 @@ def judge_plan(
     Raises
     ------
     ValueError
-        For a plan that cannot be read or priced.
+        For a plan that cannot be read or priced, such as one with the kernel ``key_value``.
     InfeasibleError
         If no placement keeps the memory.
 
@@ -192,7 +198,7 @@ def judge_plan(
 
     Notes
     -----
-    The bound holds for plans that keep `min_columns`. With a number of your own, a plan with narrower
+    The bound holds for plans with the kernels of the plan that is found, and that keep `min_columns`. With a number of your own, a plan with narrower
     shards may be faster than the bound.
 
     Both times have the same errors for the most part, so their ratio is surer than each of them.
@@ -207,26 +213,55 @@ def judge_plan(
     """
     check_type("workload", workload, DLRM | TableSet)
     tables = workload.tables
-    yours = find_plan(plan, tables, ranks=ranks)
+    placed = _find_placed(plan, tables, ranks)
+    yours = placed.plan
     narrow: dict[str, int] = {}
     if min_columns is None:
         narrow = _list_narrow(yours, tables)
         min_columns = narrow
     limits = {"memory": memory, "objective": objective, "inputs": inputs}
     limits["min_columns"] = min_columns
-    price = price_plan(workload, platform, yours, **limits)  # type: ignore[arg-type]
+    mine = put_kernels(workload, placed.tables)
+    # a plan that says no kernels gets those of the plan that is found, if this one may choose them
+    takes_found = kernels is not None and not placed.says_kernels
+    price = None
+    if not takes_found:
+        price = price_plan(mine, platform, yours, **limits)  # type: ignore[arg-type]
     found = shard(
-        workload,
+        mine if kernels is None else workload,
         platform,
         ranks=yours.ranks,
         seconds=seconds,
         steps=steps,
         seed=seed,
         split_small=split_small,
+        kernels=(FUSED.name,) if kernels is None else kernels,
         progress=progress,
         **limits,  # type: ignore[arg-type]
     )
-    return PlanJudgement(price, found, _note_narrow(narrow))
+    notes = _note_narrow(narrow)
+    if price is None:
+        chosen = found.prediction._problem.costs.workload
+        price = price_plan(chosen, platform, yours, **limits)  # type: ignore[arg-type]
+        if chosen.tables != tables:
+            text = "your plan does not say where tables lie; they lie as in the plan that was found"
+            notes = (*notes, text)
+    return PlanJudgement(price, found, notes)
+
+
+def _find_placed(plan: Any, tables: tuple[EmbeddingTable, ...], ranks: int | None) -> PlacedTables:
+    """A plan of any form, or that of a result, and the tables with its kernels."""
+    if not isinstance(plan, ShardingResult | PlanPrice):
+        return find_plan(plan, tables, ranks=ranks)
+    price = plan.prediction if isinstance(plan, ShardingResult) else plan
+    placed = find_plan(price.plan, tables, ranks=ranks)
+    theirs = price._problem.costs.workload.tables
+    if len(theirs) != len(tables):
+        return placed  # which is refused
+    with_kernels = []
+    for table, other in zip(tables, theirs, strict=True):
+        with_kernels.append(replace(table, kernel=other.kernel, load_factor=other.load_factor))
+    return placed._replace(tables=tuple(with_kernels), says_kernels=True)
 
 
 def _list_narrow(plan: Plan, tables: tuple[EmbeddingTable, ...]) -> dict[str, int]:

@@ -39,6 +39,7 @@ from perfkit.sharding.state import Assignment, State
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KIND_OF_NAME, KINDS, PLACEMENT_KINDS, WHOLE
+from perfkit.workloads.sizes import alter
 from perfkit.workloads.table_kernels import FUSED
 from perfkit.workloads.tables import EmbeddingTable, TableSet, name_tables
 from perfkit.workloads.torchrec_format import UNPOOLED_KINDS
@@ -84,7 +85,8 @@ def price_plan(
         On what.
     plan : Plan, ShardingPlan, mapping, str, Path or sequence of str
         Where its tables are stored: a plan; a plan of TorchRec, as objects or as JSON; a ``.json``
-        file of either; or what TorchRec's planner prints, as text, as lines or in a file.
+        file of either; or what TorchRec's planner prints, as text, as lines or in a file. Those of
+        TorchRec say where the rows of each table lie (``compute_kernel``), and it is priced so.
     ranks : int, optional
         Number of ranks, for plans that do not say it [-].
     memory : float, optional
@@ -107,7 +109,7 @@ def price_plan(
     ------
     ValueError
         For a plan of other tables, splits that do not fit a table or a node, or kinds that the
-        platform cannot price.
+        platform cannot price; and for a kernel of a table without a price, such as ``key_value``.
 
     Notes
     -----
@@ -130,7 +132,8 @@ def price_plan(
     True
     """
     check_type("workload", workload, DLRM | TableSet)
-    plan = find_plan(plan, workload.tables, ranks=ranks)
+    placed = find_plan(plan, workload.tables, ranks=ranks)
+    workload, plan = put_kernels(workload, placed.tables), placed.plan
     problem = set_up(workload, platform, plan.ranks, memory, objective, inputs)
     least = read_min_columns(name_tables(workload.tables), min_columns)
     constraints = replace(problem.constraints, min_columns=least)
@@ -139,6 +142,14 @@ def price_plan(
     for number, placement in enumerate(plan.placements):
         _check_placement(problem, number, placement)
     return price_checked_plan(problem, plan)
+
+
+def put_kernels(workload: DLRM | TableSet, tables: Sequence[EmbeddingTable]) -> DLRM | TableSet:
+    """The workload with these tables, which differ from its own in kernels alone."""
+    if tuple(tables) == tuple(workload.tables):
+        return workload
+    changed: DLRM | TableSet = alter(workload, {"tables": tuple(tables)})
+    return changed
 
 
 def _check_placement(problem: Problem, number: int, placement: Placement) -> None:

@@ -791,13 +791,18 @@ def take_kernels(tables: TableSet, plan: Any) -> TableSet:
     'uvm'
     """
     check_type("tables", tables, TableSet)
+    return replace(tables, tables=list_with_kernels(plan, tables.tables))
+
+
+def list_with_kernels(plan: Any, tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, ...]:
+    """Tables with the compute kernels and load factors of a plan of TorchRec, see `take_kernels`."""
     with reading("plan", "compare with Plan.to_torchrec"):
-        entries = _find_entries(list_modules(plan), tables.tables)
+        entries = _find_entries(list_modules(plan), tables)
         changed = [
             read_kernel(entry.place, entry.values, table)
-            for entry, table in zip(entries, tables.tables, strict=True)
+            for entry, table in zip(entries, tables, strict=True)
         ]
-    return replace(tables, tables=tuple(changed))
+    return tuple(changed)
 
 
 @lru_cache(maxsize=8)
