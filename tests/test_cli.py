@@ -615,6 +615,26 @@ def test_an_error_of_a_command_names_what_its_user_can_do(
     assert not PYTHON.search(text), text
 
 
+def test_the_plan_that_is_written_is_told_from_a_faster_one(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    perfkit.Plan.round_robin(8, ranks=2).save("mine.json")
+    judge = perfkit.judge_plan
+
+    def judge_faster(*words: Any, **limits: Any) -> Any:
+        judged = judge(*words, **limits)
+        found = judged.found.prediction
+        parts = {name: time / 2 for name, time in found.parts.items()}
+        return replace(judged, yours=replace(found, time=found.time / 2, parts=parts))
+
+    for judging, said in ((judge, "$"), (judge_faster, "; that of mine.json is faster$")):
+        monkeypatch.setattr(perfkit, "judge_plan", judging)
+        assert main(f"{SHARD} --steps 9 --plan mine.json --out best.json".split()) == 0
+        [line] = [line for line in capsys.readouterr().out.splitlines() if "written to" in line]
+        assert re.search(said, line) and ("faster" in line) == (judging is judge_faster)
+
+
 def test_a_strategy_of_the_command_line_is_that_of_python(capsys: Any) -> None:
     words = (
         "--batch 32 --dtype bf16 --mixed --tp 2 --pp 2 --dp 2 --micro-batch 2 --chunks 2 --zero 1"

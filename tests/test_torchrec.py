@@ -306,6 +306,11 @@ def test_blocks_of_rows_of_a_search_go_to_ranks_in_their_order(
     written = found.to_torchrec(module="m", plain=True)
     for entry, listed in zip(written["m"].values(), ranks, strict=True):
         assert entry["ranks"] == sorted(listed)
+    with pytest.raises(ValueError, match=r"or take that of Plan\.order_rows\(\)"):
+        found.plan.to_torchrec(tables.tables, module="m", ranks_per_node=8)
+    assert (
+        found.plan.order_rows().to_torchrec(tables.tables, module="m", ranks_per_node=8) == written
+    )
     constraints = found.to_torchrec_constraints(plain=True)
     for constraint in constraints.values():
         assert constraint["sharding_types"] == ["table_row_wise"]

@@ -34,7 +34,8 @@ SAYINGS = (
         r"or a platform file of \1 nodes, as Platform.with_nodes of Python makes",
     ),
     Saying(
-        r"host memory: kernel='uvm_caching', or kernels=\('fused', 'uvm_caching'\) of pk\.shard",
+        r"host memory: kernel='uvm_caching', or kernels=\('fused', 'uvm_caching'\) of pk\.shard "
+        r"and pk\.judge_plan",
         "host memory: --kernels fused,uvm_caching",
     ),
     Saying(r"partial=True keeps", "--partial keeps"),

@@ -260,7 +260,10 @@ def _search(
     if judged is not None:
         lines += ["", f"{plan_file}: {judged.explain()}"]
     if target.out is not None:
-        lines.append(f"written to {target.write(result)}")
+        written = f"written to {target.write(result)}"
+        if judged is not None and judged.best is judged.yours and judged.yours.time < result.time:
+            written += f": the plan that was found; that of {plan_file} is faster"
+        lines.append(written)
     figures = {
         "format": 1,
         "objective": result.objective,

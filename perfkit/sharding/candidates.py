@@ -379,7 +379,7 @@ def _advise_host(problem: Problem) -> str:
         return ""
     return (
         ", or put large tables into host memory: kernel='uvm_caching', or kernels=('fused', "
-        "'uvm_caching') of pk.shard"
+        "'uvm_caching') of pk.shard and pk.judge_plan"
     )
 
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from perfkit.platform.host_memory import find_host_share
 from perfkit.prediction.host_tables import note_other_device
 from perfkit.sharding.costs import DEVICE_SECONDS, MEMORY, SECONDS, Cost, Costs
 from perfkit.sharding.problem import MESSAGES, Problem, Resource, TimeParts
-from perfkit.workloads.placement import Placement, Plan, Shard, warn_of_paths
+from perfkit.workloads.placement import Plan, Shard, warn_of_paths
 from perfkit.workloads.placement_kinds import PlacementKind
 from perfkit.workloads.tables import name_tables
 from perfkit.workloads.torchrec_format import has_torchrec, make_constraints, make_sharding_plan
@@ -508,16 +508,6 @@ def _write_gap(gap: float) -> str:
     return f"{gap:.0%}" if gap >= _SHORT_GAP else f"{gap:.2%}"
 
 
-def _order_blocks_of_rows(plan: Plan) -> Plan:
-    """The plan with the ranks of each table that is split by rows in their order."""
-    owners: list[int | Placement] = []
-    for owner in plan.owners:
-        if isinstance(owner, Placement) and owner.traits.splits_rows:
-            owner = replace(owner, ranks=tuple(sorted(owner.ranks)))
-        owners.append(owner)
-    return replace(plan, owners=tuple(owners))
-
-
 @dataclass(frozen=True, eq=False)
 class ShardingResult(Tabular):
     """Placement of embedding tables that a search found.
@@ -784,7 +774,7 @@ class ShardingResult(Tabular):
         costs = self.prediction._problem.costs
         if ranks_per_node is None:
             ranks_per_node = min(costs.ranks_per_node, self.plan.ranks)
-        ordered = _order_blocks_of_rows(self.plan)
+        ordered = self.plan.order_rows()
         if ordered != self.plan:
             time = price_checked_plan(self.prediction._problem, ordered).time
             if abs(time / self.prediction.time - 1) > _SAME_TIME:

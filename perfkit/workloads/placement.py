@@ -418,6 +418,22 @@ class Plan:
                 raise ValueError(f"{fault}; price other plans with perfkit.price_plan")
         return tuple(table for table, owner in enumerate(self.owners) if owner == rank)
 
+    def order_rows(self) -> "Plan":
+        """The plan with the ranks of each table that is split by rows in their order, as TorchRec has
+        them. The first rank has the most popular row, so the time may be another one.
+
+        Examples
+        --------
+        >>> Plan(2, (Placement("row_wise", (1, 0)), 1)).order_rows().owners
+        (Placement(kind='row_wise', ranks=(0, 1), columns=()), 1)
+        """
+        owners: list[int | Placement] = []
+        for owner in self.owners:
+            if isinstance(owner, Placement) and owner.traits.splits_rows:
+                owner = replace(owner, ranks=tuple(sorted(owner.ranks)))
+            owners.append(owner)
+        return replace(self, owners=tuple(owners))
+
     def cut(self, tables: Sequence[EmbeddingTable]) -> list[Shard]:
         """Cut the tables into shards, in their order; tables that do not fit the plan raise a
         ValueError.

@@ -206,7 +206,7 @@ def check_ranks(name: str, kind: PlacementKind, ranks: Sequence[int], target: Ta
     if kind.splits_rows and list(ranks) != sorted(ranks):
         raise ValueError(
             f"{shown} on ranks {show(tuple(ranks))}; TorchRec gives blocks of rows to ranks in their "
-            f"order; name them as {show(tuple(sorted(ranks)))}"
+            f"order; name them as {show(tuple(sorted(ranks)))}, or take that of Plan.order_rows()"
         )
 
 
