@@ -236,6 +236,7 @@ def judge_plan(
         seed=seed,
         split_small=split_small,
         kernels=(FUSED.name,) if kernels is None else kernels,
+        start=yours if kernels is None else None,
         progress=progress,
         **limits,  # type: ignore[arg-type]
     )

@@ -31,7 +31,12 @@ from perfkit.sharding.constraints import (
 from perfkit.sharding.kernels import choose_kernels, read_kernels
 from perfkit.sharding.problem import DEVICE_RESOURCES, Constraints, Problem
 from perfkit.sharding.progress import Report, follow
-from perfkit.sharding.result import PlanPrice, ShardingResult, price_checked_plan
+from perfkit.sharding.result import (
+    PlanPrice,
+    ShardingResult,
+    note_narrow_shards,
+    price_checked_plan,
+)
 from perfkit.sharding.search import search_assignment
 from perfkit.sharding.setup import set_up
 from perfkit.sharding.small_tables import JoinedPlan, join_small_tables
@@ -201,6 +206,7 @@ def shard(
     split_small: bool = False,
     inputs: str = "local",
     kernels: Sequence[str] = (FUSED.name,),
+    start: Any = None,
     progress: bool | Callable[[float, float], None] = True,
 ) -> ShardingResult:
     """Search for the placement of embedding tables with the shortest iteration.
@@ -226,7 +232,8 @@ def shard(
         1 to 4 ms a table [s].
     steps : int, optional
         Number of steps in place of `seconds`: trades between ranks, and tables that are placed. The
-        same input, seed and steps give the same plan. With a few dozen tables, 7,000 steps take
+        same input, seed and steps give the same plan, and with up to 20 tables more steps never give a
+        slower one. With a few dozen tables, 7,000 steps take
         about a second [-].
     seed : int, optional
         Seed [-].
@@ -255,6 +262,9 @@ def shard(
         Where tables may lie that say nothing else (`EmbeddingTable.kernel`): with ``("fused",
         "uvm_caching")`` the search puts tables into host memory where device memory is too small,
         those first that free most bytes for the time that they add; `warnings` name them.
+    start : Plan, ShardingPlan, mapping, str, Path or sequence of str, optional
+        A plan to start from, in any form that `price_plan` takes. If it keeps the constraints and
+        fits, no slower plan is found. It is for the kernels of the tables as given.
     progress : bool or callable, optional
         Whether to show the best time so far, the bound and the gap in a line on a terminal;
         elsewhere nothing is shown. A function ``progress(done, time)`` gets the share of the work
@@ -331,6 +341,7 @@ def shard(
                 min_columns=min_columns,
                 split_small=split_small,
                 inputs=inputs,
+                start=start if changed.tables == workload.tables else None,
                 progress=progress,
             )
 
@@ -341,6 +352,7 @@ def shard(
         int(check_positive("seed", seed, integer=True, zero=True)),
     )
     check_type("split_small", split_small, bool)
+    start = _read_start(problem, start)
     names, order = name_tables(workload.tables), problem.costs.order
     kept = {"pin": pin, "together": together, "apart": apart, "min_columns": min_columns}
     kept["beyond_device"] = np.array([table.host_bytes > 0 for table in workload.tables])
@@ -354,7 +366,7 @@ def shard(
     ]
     # once for all steps of the search, as entering it takes as long as one of them
     with np.errstate(under="ignore"), follow(progress) as report:
-        attempts = _Attempts(prepared, unforbidden, forbidden, budget, split_small, report)
+        attempts = _Attempts(prepared, unforbidden, forbidden, budget, split_small, start, report)
         outcome = attempts.run()
         best, baselines = outcome.best, outcome.baselines
         if outcome.state is not prepared.state:
@@ -517,7 +529,8 @@ class _Attempts:
 
     The search without `forbid` goes first: what it finds stays the plan if it uses nothing that is
     forbidden. So forbidding what a plan does not use changes nothing. Else the forbidden kinds that
-    it uses are ruled out, and the search is repeated. `prepared` has all constraints. `bound` is the
+    it uses are ruled out, and the search is repeated. `prepared` has all constraints, and `start` is
+    a plan to start from. `bound` is the
     largest of the lower bounds of all searches [s].
     """
 
@@ -526,6 +539,7 @@ class _Attempts:
     forbidden: Sequence[str]
     budget: _Budget
     split_small: bool
+    start: Plan | None
     report: Report
     work: float = 0.0
     interrupted: bool = False
@@ -573,6 +587,13 @@ class _Attempts:
             allowed[kind] = allows.allowed[kind]
         return _prepare(replace(problem, constraints=replace(constraints, allowed=allowed)))
 
+    def _price_start(self, problem: Problem) -> PlanPrice | None:
+        """Price of the plan to start from; None if there is none, or it breaks a constraint."""
+        if self.start is None or not _keeps_constraints(problem, self.start):
+            return None
+        price = price_checked_plan(problem, self.start)
+        return price if price.fits else None
+
     def _search(self, prepared: _Prepared, number: int, last: bool) -> _Outcome | None:
         """Search once; None if nothing fits. If it is the last search, an error says what is
         missing."""
@@ -592,6 +613,11 @@ class _Attempts:
             if even is not None:
                 placed.append(even)
         prices_of_baselines = _price_assignments(state, baselines)
+        price_of_start = self._price_start(problem)
+        if price_of_start is not None:
+            assignment = _find_assignment(state, price_of_start.plan)
+            if assignment is not None:
+                placed.append(assignment)
         search = search_assignment(
             state,
             prepared.bound,
@@ -605,6 +631,8 @@ class _Attempts:
         self.work += search.work
         self.interrupted |= search.interrupted
         prices = [price for price in prices_of_baselines.values() if price is not None]
+        if price_of_start is not None:
+            prices.append(price_of_start)
         overflow = search.incumbent.overflow
         if overflow <= 0:
             plan = _make_plan(state, search.incumbent)
@@ -627,8 +655,85 @@ class _Attempts:
         best = JoinedPlan(_choose(prices))
         if not self.split_small:
             best = join_small_tables(problem, best.price)
+            best = _join_earlier(state, search.improvements, best)
         fitting = [price for price in prices_of_baselines.values() if price is not None]
+        if price_of_start is not None:
+            fitting.append(price_of_start)
         return _Outcome(state, _choose_joined(best, fitting), prices_of_baselines)
+
+
+def _read_start(problem: Problem, start: Any) -> Plan | None:
+    """The plan that a search is to start from; None if there is none."""
+    if start is None:
+        return None
+    tables = problem.costs.workload.tables
+    plan = find_plan(start, tables, ranks=problem.costs.ranks).plan
+    plan.cut(tables)
+    for number, placement in enumerate(plan.placements):
+        _check_placement(problem, number, placement)
+    return plan
+
+
+def _keeps_constraints(problem: Problem, plan: Plan) -> bool:
+    """Whether a plan keeps all constraints but the memory."""
+    constraints = problem.constraints
+    for table, placement in enumerate(plan.placements):
+        if not constraints.allowed[placement.kind][table]:
+            return False
+    if note_narrow_shards(problem, plan):
+        return False
+    for unit, members in enumerate(constraints.units):
+        ranks = {placement.ranks for placement in (plan.placements[table] for table in members)}
+        if len(members) > 1 and len(ranks) > 1:
+            return False
+        if unit in constraints.pinned and ranks != {(constraints.pinned[unit],)}:
+            return False
+        own = set(plan.placements[members[0]].ranks)
+        for other in constraints.list_conflicts(unit):
+            if own & set(plan.placements[constraints.units[other][0]].ranks):
+                return False
+    return True
+
+
+def _find_assignment(state: State, plan: Plan) -> Assignment | None:
+    """The assignment of a plan; None if a table is placed as no candidate has it."""
+    candidates = state.candidates
+    tables = state.problem.costs.workload.tables
+    state.clear()
+    for unit, members in enumerate(state.problem.constraints.units):
+        placement = plan.placements[members[0]]
+        ranks = placement.ranks
+        own = np.arange(state.first_candidate[unit], state.first_candidate[unit + 1])
+        fitting = own[
+            (candidates.kind[own] == placement.kind) & (candidates.shards[own] == len(ranks))
+        ]
+        is_even = not placement.columns or {*placement.columns} == {
+            tables[members[0]].dim // len(ranks)
+        }
+        if not len(fitting) or not is_even or len({*ranks}) < len(ranks):
+            return None
+        state.assign(int(fitting[0]), np.array(ranks))
+    return state.copy_assignment()
+
+
+def _join_earlier(state: State, improvements: Sequence[Assignment], best: JoinedPlan) -> JoinedPlan:
+    """The best plan whose small tables were joined: of this one and of those that the search found
+    before, which may have had fewer small tables in shards."""
+    least_time = best.price.time - best.given_up
+    for assignment in reversed(improvements):
+        if assignment.overflow > 0 or assignment.time >= best.price.time:
+            break
+        price = price_checked_plan(state.problem, _make_plan(state, assignment))
+        price, joined, _ = join_small_tables(state.problem, price)
+        if price.time >= best.price.time:
+            continue
+        tables = []
+        for number in sorted({*best.tables, *joined}):
+            traits = price.plan.placements[number].traits
+            if traits.is_whole or traits.is_copied:
+                tables.append(number)
+        best = JoinedPlan(price, tuple(tables), price.time - least_time)
+    return best
 
 
 def _choose(prices: Sequence[PlanPrice]) -> PlanPrice:

@@ -392,7 +392,7 @@ def _price_alike(costs: Costs, plan: Plan, size: _ShardSize, shards: Sequence[Sh
     return PlanCosts(table, rank, total, np.zeros(0, dtype=int), nothing)
 
 
-def _note_narrow_shards(problem: Problem, plan: Plan) -> tuple[str, ...]:
+def note_narrow_shards(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Tables whose shards have fewer columns than the constraints want, in words."""
     least = problem.constraints.min_columns
     if least is None:
@@ -469,7 +469,7 @@ def price_checked_plan(problem: Problem, plan: Plan) -> PlanPrice:
         plan_costs,
         parts,
         (
-            *_note_narrow_shards(problem, plan),
+            *note_narrow_shards(problem, plan),
             *_note_full_host(problem, plan),
             *note_other_device(problem.costs.workload.tables, problem.costs.platform),
         ),

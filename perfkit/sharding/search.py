@@ -1,14 +1,15 @@
 """Search for the placement with the shortest time: greedy starts, then simulated annealing of
 shards and units of tables."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from perfkit.ground.units import Array
-from perfkit.sharding.starts import construct, fill_bases, list_starts
+from perfkit.sharding.starts import Start, construct, fill_bases, list_starts
 from perfkit.sharding.state import Assignment, State
 
 #: Most ranks that a rank may move a shard to, or exchange shards with, in one step [-].
@@ -24,8 +25,8 @@ _FEWEST_ANNEALS, _MOST_ANNEALS = 3, 11
 _SHARE_OF_FEW_ANNEALS, _SHARE_OF_MORE_ANNEALS = 0.36, 0.7
 #: Work of one of these anneals for each unit of tables [s].
 _WORK_OF_UNIT = 2e-3
-#: The part of the work for starts: one of so many [-].
-_PARTS_OF_WORK = 6
+#: The part of the work for starts, and in a small problem: one of so many [-].
+_PARTS_OF_WORK, _FEWER_PARTS_OF_WORK = 6, 3
 #: Steps from each start, stages of an anneal, and units that are placed again at a time [-].
 _DESCENT_STEPS, _STAGES, _UNITS_AT_A_TIME = 30, 60, 4
 #: A search ends where the incumbent is so close to the bound, relative to it [-].
@@ -33,6 +34,9 @@ _CLOSE = 1e-4
 #: Work of a step, a pair of shards that may be exchanged, a candidate, and a unit that is placed
 #: [s]; docs/formulas.md, table 8.2.
 _STEP, _PAIR, _CANDIDATE, _PLACE = 1.4e-4, 1.3e-7, 8e-5, 6e-5
+#: Most units of tables of a small problem, which is searched in rounds; work of the first round, and
+#: of each further one, over that of the one before [-, s, -]; docs/formulas.md, table 8.2.
+_FEW_UNITS, _FIRST_ROUND, _GROWTH_OF_ROUNDS = 20, 1 / 31, 2
 #: Called with the share of the work that is done [-] and the best time so far [s].
 Progress: TypeAlias = Callable[[float, float], None]
 
@@ -93,6 +97,10 @@ class Search:
         every machine [s].
     interrupted : bool
         Whether Ctrl-C ended the search.
+    improvements : list of Assignment
+        All incumbents so far, the best last; of a small problem alone.
+    tried : list of Assignment
+        What became of the starts so far.
     """
 
     state: State
@@ -104,6 +112,8 @@ class Search:
     progress: Progress
     work: float = 0.0
     interrupted: bool = False
+    improvements: list[Assignment] = field(default_factory=list)
+    tried: list[Assignment] = field(default_factory=list)
 
     def is_done(self) -> bool:
         """Whether the incumbent is close to the bound."""
@@ -119,24 +129,37 @@ class Search:
 
     def _update_incumbent(self) -> None:
         """Take the current assignment if it is better than the incumbent."""
-        self.incumbent = self.state.better_of(self.incumbent)
+        better = self.state.better_of(self.incumbent)
+        if better is not self.incumbent:
+            self.incumbent = better
+            if self.is_small:
+                self.improvements.append(better)
 
     def _report(self) -> None:
         """Tell how far the search is, once a plan fits."""
         if self.incumbent.overflow == 0:
             self.progress(min(self.work / self.seconds, 1.0), self.incumbent.time)
 
+    @property
+    def is_small(self) -> bool:
+        """Whether there are few units."""
+        return len(self.state.conflicts) <= _FEW_UNITS
+
+    def has_ended(self) -> bool:
+        """Whether all work is done, or the incumbent is close to the bound."""
+        return self.work >= self.seconds or self.is_done()
+
     def try_starts(
-        self, bases: Sequence[np.ndarray], placed: Sequence[Assignment], seconds: float
+        self, untried: Iterator[Start], placed: Sequence[Assignment], seconds: float
     ) -> list[Assignment]:
-        """Try starts for an amount of work; returns the best few, the best first.
+        """Try further starts for an amount of work; returns the best few of all, the best first.
 
         The best of the `placed` assignments is the incumbent if no start is better; the last anneal
         improves it.
         """
         state = self.state
-        starts = list[Assignment]()
-        for start in list_starts(state, bases):
+        work_before = self.work
+        for start in untried:
             construct(state, start)
             units = len(start.chosen)
             self._count_work(_PLACE * units * (1 + state.ranks / 200), units)
@@ -145,17 +168,30 @@ class Search:
             for _ in range(_DESCENT_STEPS):
                 if self._move_shard(_COLD * self.incumbent.time, from_fullest=True):
                     self._update_incumbent()
-            starts.append(state.copy_assignment())
+                elif self.is_small:  # no move helps
+                    break
+            self._settle_nodes()
+            self.tried.append(state.copy_assignment())
             self._report()
-            if self.work > seconds or self.is_done():
+            if self.work - work_before > seconds or self.has_ended():
                 break
-        starts.sort(key=lambda start: start.objective)
+        self.tried.sort(key=lambda start: start.objective)
         if placed:
             best_placed = min(placed, key=lambda assignment: assignment.objective)
             if best_placed.objective < self.incumbent.objective:
                 state.restore(best_placed)
                 self._update_incumbent()
-        return starts[: len(_TEMPERATURES)]
+        return self.tried[: len(_TEMPERATURES)]
+
+    def _settle_nodes(self) -> None:
+        """Give units to the best nodes, in a small problem."""
+        if not self.is_small:
+            return
+        ways = self.state.settle_nodes()
+        if ways:
+            seconds = _PAIR * self.state.ranks * ways
+            self._count_work(seconds, math.ceil(seconds / _STEP))
+            self._update_incumbent()
 
     def anneal(
         self,
@@ -169,7 +205,7 @@ class Search:
         step = 0
         state.restore(start)
         for number in range(_STAGES):
-            if self.is_done():
+            if self.has_ended():
                 break
             stage = _plan_stage(number / _STAGES, first_temperature)
             state.memory_slack = stage.memory_slack
@@ -179,6 +215,7 @@ class Search:
                     state.restore(self.incumbent)
             state.set_smooth_time(stage.squarings)
             end_of_stage = work_before + seconds * (number + 1) / _STAGES
+            end_of_stage = min(end_of_stage, self.seconds)
             while self.work < end_of_stage:
                 step += 1
                 if self._take_step(step, stage.temperature * self.incumbent.time):
@@ -320,26 +357,22 @@ def search_assignment(
     problem, or one kind where they can, or are whole; large tables are split by columns. Then
     simulated annealing improves the best starts: a rank moves a shard or exchanges it, or a unit
     gets another candidate. The maximum over ranks is replaced by a power mean, whose power grows.
+
+    Small problems are searched so in rounds, each with twice the work of the one before, until all
+    work is done. So a search with more work begins as one with less, and finds nothing slower.
     """
     nothing = Assignment(np.inf, np.inf, state.chosen, state.shard_ranks)
     if steps:
         seconds = steps * _STEP
     rng = np.random.default_rng(seed)
     search = Search(state, rng, bound, steps, nothing, seconds, progress)
-    units = len(state.conflicts)
     try:
-        starts = search.try_starts(fill_bases(state, bases), placed, seconds / _PARTS_OF_WORK)
-        wanted = seconds / (_WORK_OF_UNIT * units)
-        anneals = int(np.clip(wanted, _FEWEST_ANNEALS, _MOST_ANNEALS))
-        share = _SHARE_OF_MORE_ANNEALS
-        if anneals == _FEWEST_ANNEALS:
-            share = _SHARE_OF_FEW_ANNEALS
-        seconds_of_anneal = seconds * share / anneals
-        for number in range(anneals):
-            start = starts[number % len(starts)]
-            temperature = _TEMPERATURES[number % len(_TEMPERATURES)]
-            search.anneal(start, seconds_of_anneal, temperature)
-        search.anneal(search.incumbent, seconds - search.work, _TEMPERATURES[-1])
+        untried = list_starts(state, fill_bases(state, bases, with_kinds=search.is_small))
+        seconds_of_round = _FIRST_ROUND if search.is_small else seconds
+        _search_once(search, untried, placed, seconds_of_round)
+        while search.is_small and not search.has_ended():
+            seconds_of_round *= _GROWTH_OF_ROUNDS
+            _search_once(search, untried, placed, seconds_of_round)
         if search.incumbent.overflow == 0:
             progress(1.0, search.incumbent.time)
     except KeyboardInterrupt:
@@ -347,3 +380,27 @@ def search_assignment(
             raise
         search.interrupted = True
     return search
+
+
+def _search_once(
+    search: Search, untried: Iterator[Start], placed: Sequence[Assignment], seconds: float
+) -> None:
+    """Try starts and improve the best of them, with so much work unless the search ends before
+    [s]."""
+    end = search.work + seconds
+    parts = _FEWER_PARTS_OF_WORK if search.is_small else _PARTS_OF_WORK
+    starts = search.try_starts(untried, placed, seconds / parts)
+    wanted = seconds / (_WORK_OF_UNIT * len(search.state.conflicts))
+    anneals = int(np.clip(wanted, _FEWEST_ANNEALS, _MOST_ANNEALS))
+    share = _SHARE_OF_MORE_ANNEALS
+    if anneals == _FEWEST_ANNEALS:
+        share = _SHARE_OF_FEW_ANNEALS
+    seconds_of_anneal = seconds * share / anneals
+    for number in range(anneals):
+        start = starts[number % len(starts)]
+        temperature = _TEMPERATURES[number % len(_TEMPERATURES)]
+        search.anneal(start, seconds_of_anneal, temperature)
+    search.anneal(search.incumbent, end - search.work, _TEMPERATURES[-1])
+    if not search.has_ended():
+        search.state.restore(search.incumbent)
+        search._settle_nodes()

@@ -199,11 +199,24 @@ def _spread_large_units(state: State, base: np.ndarray, share: float) -> np.ndar
     return spread
 
 
-def fill_bases(state: State, bases: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _choose_one_kind(state: State) -> list[np.ndarray]:
+    """Candidates of one kind for all units that can have it, by kind."""
+    candidates = state.candidates
+    units = len(candidates.first_of_unit)
+    chosen = []
+    for kind in np.unique(candidates.kind):
+        chosen.append(candidates.choose_kinds(np.full(units, kind)))
+    return chosen
+
+
+def fill_bases(
+    state: State, bases: Sequence[np.ndarray], *, with_kinds: bool = False
+) -> list[np.ndarray]:
     """Candidates of the units to start from, those that take the least time on even ranks first.
 
     `bases` are candidates of the units in relaxed problems. Each is also taken with its largest units
-    on several ranks, and with ranks that exchange the same bytes.
+    on several ranks, and with ranks that exchange the same bytes. If `with_kinds`, candidates of one
+    kind are among them.
     """
     times = dict[bytes, float]()
     filled = list[np.ndarray]()
@@ -216,6 +229,11 @@ def fill_bases(state: State, bases: Sequence[np.ndarray]) -> list[np.ndarray]:
                 if chosen.tobytes() not in times:
                     times[chosen.tobytes()] = _time_even_ranks(state, chosen)
                     filled.append(chosen)
+    if with_kinds:
+        for chosen in _choose_one_kind(state):
+            if chosen.tobytes() not in times:
+                times[chosen.tobytes()] = _time_even_ranks(state, chosen)
+                filled.append(chosen)
     return sorted(filled, key=lambda chosen: times[chosen.tobytes()])
 
 
@@ -241,8 +259,7 @@ def list_starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[Start]:
             for base in (*bases, first):
                 tries.append((number, split, base))
     # one kind for all units that can have it
-    for kind in np.unique(candidates.kind):
-        base = candidates.choose_kinds(np.full(len(first), kind))
+    for base in _choose_one_kind(state):
         tries.append((0, _SPLITS[0], base))
     seen = set()
     for number, split, base in tries:

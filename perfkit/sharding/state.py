@@ -12,6 +12,8 @@ from perfkit.workloads.placement_kinds import PLACEMENT_KINDS
 _BYTES = [resource for resource in Resource if resource not in (*DEVICE_RESOURCES, Resource.HOST)]
 #: Memory counts in the smooth time from this share of the capacity on [-].
 _MEMORY_COUNTS_FROM = 0.3
+#: Most ways to give units to nodes that are tried together [-]; docs/formulas.md, table 8.2.
+_MOST_WAYS = 4096
 
 
 class Assignment(NamedTuple):
@@ -429,6 +431,42 @@ class State:
         changed = smooth_time.sum_powers(np.stack([loads[rank] - moved, loads[targets] + moved]))
         before = smooth_time.sum_powers(loads)
         return np.asarray(changed[0] + changed[1] - (before[rank] + before[targets]))
+
+    def settle_nodes(self) -> int:
+        """Give the largest units that fill a node to the nodes where the time is least, by trying all
+        ways; returns how many ways were tried [-]."""
+        nodes = self.ranks // self.ranks_per_node
+        units = self._list_units_of_nodes()
+        if nodes < 2 or len(units) < 2:
+            return 0
+        units = units[: int(np.log(_MOST_WAYS) / np.log(nodes))]
+        before = [self.unassign(unit) for unit in units.tolist()]
+        node_of_unit = np.indices((nodes,) * len(units)).reshape(len(units), -1)
+        ways = np.arange(node_of_unit.shape[1])
+        loads = np.tile(self.loads, (len(ways), 1, 1))
+        for unit_assignment, node in zip(before, node_of_unit, strict=True):
+            # the most popular row stays on the same rank of the node
+            place = unit_assignment.ranks % self.ranks_per_node
+            ranks = node[:, None] * self.ranks_per_node + place
+            loads[ways[:, None], ranks] += self.shard_load[
+                self.shards_of(unit_assignment.candidate)
+            ]
+        peaks = loads.max(axis=1)
+        overflow = np.maximum(peaks[:, Resource.MEMORY] - self.capacity, 0.0)
+        best = np.lexsort((steady(self.problem.time(peaks)), overflow))[0]
+        for unit_assignment, node in zip(before, node_of_unit[:, best].tolist(), strict=True):
+            place = unit_assignment.ranks % self.ranks_per_node
+            self.assign(unit_assignment.candidate, node * self.ranks_per_node + place)
+        return len(ways)
+
+    def _list_units_of_nodes(self) -> np.ndarray:
+        """Units with a shard on each rank of a node, which may be any; those with most work first."""
+        fills_node = self.inside_node[self.chosen]
+        fills_node &= self.candidates.shards[self.chosen] == self.ranks_per_node
+        fills_node &= ~self.must_be_apart
+        units = np.intersect1d(np.flatnonzero(fills_node), self.free_units)
+        seconds = self.candidate_load[self.chosen[units]][:, DEVICE_RESOURCES].sum(axis=1)
+        return units[np.argsort(-steady(seconds), kind="stable")]
 
     def _find_forbidden_moves(
         self, rank: int, shards: np.ndarray, exchanged: np.ndarray, targets: np.ndarray
