@@ -372,6 +372,15 @@ def test_calibrate_without_torch_says_what_to_install(tmp_path: Path) -> None:
     assert not (tmp_path / "P.toml").exists()
 
 
+@pytest.mark.filterwarnings("always")
+def test_shard_takes_the_optimizer_of_tables(capsys: Capture, tmp_path: Path) -> None:
+    line = "--platform h100-sxm-8 --steps 1 --optimizer"
+    assert run(f"shard --tables mlperf-dlrm-v1 --batch 4096 {line} adagrad") == 0
+    assert "rows are updated by adagrad (optimizer)" in capsys.readouterr().out
+    assert run(f"shard --model dlrm-default {line} adagrad") == 2
+    assert "a model has its own; it is for --tables" in capsys.readouterr().err
+
+
 def test_shard_takes_all_ranks_of_the_platform_and_says_so(capsys: Capture, tmp_path: Path) -> None:
     line = "shard --model dlrm-default --platform h100-sxm-8 --steps 5 --json - "
     assert run(line) == 0

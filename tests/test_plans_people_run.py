@@ -176,6 +176,31 @@ def test_rules_of_thumb_that_say_the_same_are_named_together() -> None:
     assert text.count("times as long") == 1
 
 
+def test_assumed_ids_and_optimizer_are_said() -> None:
+    tables = [EmbeddingTable(10**6, 128, 8.0), EmbeddingTable(10**6, 128, 8.0, 1.05)]
+    workload = TableSet(tables, batch=8192, embedding="fused", optimizer="adam")
+    text = shard(workload, "h100-sxm-8", ranks=8, steps=1).explain()
+    said = "ids of 1 of 2 tables are uniform (exponent=0); rows are updated by adam (optimizer)"
+    assert said in text
+
+
+def test_full_ranks_are_warned_of() -> None:
+    """A table of 140 M rows of 512 B takes 71.7 GB of the 80 GB of a GPU, and one of 120 M 61.4 GB:
+    85 % are 68 GB."""
+    for rows, memory, warned in (
+        (140_000_000, None, True),
+        (120_000_000, None, False),
+        (140_000_000, 8e10, False),
+    ):
+        tables = TableSet([EmbeddingTable(rows, 128, 8.0)], batch=1024, embedding="fused")
+        result = shard(tables, "h100-sxm-8", ranks=1, steps=1, memory=memory)
+        told = [text for text in result.warnings if "TorchRec's planner leaves 15% free" in text]
+        assert len(told) == warned
+        if warned:
+            assert "71.7 GB of its 80 GB in use" in told[0]
+            assert "as memory=6.8e+10 does" in told[0]
+
+
 def test_the_report_of_a_search_has_its_limits(tmp_path: Path) -> None:
     result = draw_problem(8).shard(steps=5)
     page = pk.report(result, path=tmp_path / "report.html").read_text()

@@ -55,6 +55,11 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
     help="kernels of tables; default: fused for TBE and MLPerf",
 )
 @click.option(
+    "--optimizer",
+    metavar="NAME",
+    help="what updates the rows of --tables; default: sgd",
+)
+@click.option(
     "--memory",
     type=NUMBER,
     metavar="BYTES",
@@ -121,6 +126,7 @@ def shard_command(
     dim: int | None,
     rows: int | None,
     embedding: str | None,
+    optimizer: str | None,
     memory: float | None,
     min_columns: int | None,
     kernels: str | None,
@@ -167,7 +173,7 @@ def shard_command(
             )
         if form != "torchrec":
             refuse_given("it is for --format torchrec", module=module)
-    workload = _read_workload(model, tables, batch, dim, rows, embedding)
+    workload = _read_workload(model, tables, batch, dim, rows, embedding, optimizer)
     if workload is None or measure:
         settings = keep_given(ranks=ranks, seconds=seconds, seed=seed, quick=quick)
         answer = _measure(workload, model, platform, settings)
@@ -213,6 +219,7 @@ def _read_workload(
     dim: int | None,
     rows: int | None,
     embedding: str | None,
+    optimizer: str | None,
 ) -> DLRM | TableSet | None:
     """Make the DLRM, or read the tables, to place; None if neither is named."""
     if model and tables:
@@ -221,9 +228,10 @@ def _read_workload(
         )
     if tables:
         table_set = pk.read_tables(tables, batch=batch, dim=dim, rows=rows)
-        return replace(table_set, **keep_given(embedding=embedding))
+        return replace(table_set, **keep_given(embedding=embedding, optimizer=optimizer))
     if model:
         refuse_given("a model knows the sizes of its tables", dim=dim, rows=rows)
+        refuse_given("a model has its own; it is for --tables", optimizer=optimizer)
         check_choice("model", model, dlrm.PRESETS)
         return pk.DLRM(model, **keep_given(batch=batch, embedding=embedding))
     return None

@@ -64,6 +64,9 @@ BASELINES: MappingProxyType[str, Callable[[EmbeddingTable, int], float]] = Mappi
         "storage": lambda table, batch: float(table.nbytes),
     }
 )
+#: Share of the memory of a rank that should be free of a set of tables, as nothing says what else
+#: lies there [-]; docs/formulas.md, table 8.2.
+_LEFT_FREE = 0.15
 #: A rule that a search may start from: equally many tables on each rank, which suits a host that
 #: launches kernels for each table.
 _EVENLY = "equally many"
@@ -252,9 +255,9 @@ def shard(
         ``min_partition``; 1 sets no limit [-].
     split_small : bool, optional
         Whether small tables may stay in shards. By default a table whose weights and states take a
-        thousandth of the memory of a rank or less is stored whole or copied after the search,
-        unless its shards gain more than the upper half of the 80 % interval of the time, or more
-        than 5 % of it. The result says what was given up.
+        thousandth of the memory of a rank or less is stored whole or copied after the search, as
+        long as all of these together give up no more than the upper half of the 80 % interval of the
+        time, and no more than 5 % of it. The result says what was given up.
     inputs : str, optional
         ``local`` if the data loader of a rank reads the indices of its own tables, ``exchanged`` if
         an all_to_all brings them at the start of the iteration.
@@ -276,6 +279,7 @@ def shard(
         Plan, price, lower bound and gap, beside the rules of thumb; after Ctrl-C the best plan so
         far. Its `warnings` name the kinds of placement that were not tried, and why. For tables whose
         rows are not pooled these are the kinds inside nodes, which TorchRec does not have for them.
+        They also say where a set of tables leaves less than 15 % of a GPU's memory for all else.
 
     Raises
     ------
@@ -386,7 +390,11 @@ def shard(
         attempts.work,
         attempts.interrupted,
         baselines,
-        (*warn_once(tuple(reasons), 3), *_note_unpooled(problem)),
+        (
+            *warn_once(tuple(reasons), 3),
+            *_note_unpooled(problem),
+            *_note_full_ranks(problem, best.price),
+        ),
         budget.seconds,
         budget.steps,
         bound_of_any_width,
@@ -410,6 +418,20 @@ def _note_unpooled(problem: Problem) -> tuple[str, ...]:
         f"{' and '.join(kinds)} were not tried for {named}, whose rows are not pooled: an "
         "EmbeddingCollection of TorchRec does not take them",
     )
+
+
+def _note_full_ranks(problem: Problem, price: PlanPrice) -> list[str]:
+    """That a rank has little memory left for what a set of tables does not say, in words."""
+    used = float(price.memory.max()) + problem.reserved
+    is_stated = not problem.memory_of_platform or isinstance(problem.costs.workload, DLRM)
+    wanted = (1 - _LEFT_FREE) * problem.memory
+    if is_stated or not problem.costs.accelerated or used <= wanted:
+        return []
+    return [
+        f"the fullest rank has {format_bytes(used)} of its {format_bytes(problem.memory)} in use, and the "
+        "dense part of the model, the CUDA context and buffers of NCCL are not counted; TorchRec's "
+        f"planner leaves {_LEFT_FREE:.0%} free, as memory={wanted:.3g} does"
+    ]
 
 
 def _bound_any_width(

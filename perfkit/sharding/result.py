@@ -18,6 +18,7 @@ from perfkit.ground.units import (
     format_count,
     format_time,
 )
+from perfkit.models.distributions import Uniform
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.estimates import check_time, find_interval
 from perfkit.platform.host_memory import find_host_share
@@ -865,7 +866,8 @@ class ShardingResult(Tabular):
         kinds = [placement.kind for placement in self.plan.placements]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         batch = problem.costs.workload.batch
-        lines = [repr(self), f"  batch {batch:,}; {counts}", *self._explain_limits()]
+        lines = [repr(self), f"  batch {batch:,}; {counts}", self._explain_inputs()]
+        lines += self._explain_limits()
         for name, time in price.parts.items():
             lines.append(f"  {time / price.time:6.1%}  {format_time(time):>9}  {name}")
         least, most = (
@@ -882,6 +884,14 @@ class ShardingResult(Tabular):
             lines.append("  interrupted: the best plan so far")
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
+
+    def _explain_inputs(self) -> str:
+        """How popular rows are, and what updates them: both may be defaults that nobody stated."""
+        workload = self.prediction._problem.costs.workload
+        tables = workload.tables
+        uniform = sum(1 for table in tables if isinstance(table.distribution, Uniform))
+        ids = f"ids of {uniform} of {len(tables)} tables are uniform (exponent=0)"
+        return f"  {ids}; rows are updated by {workload.table_optimizer} (optimizer)"
 
     def _explain_baselines(self) -> list[str]:
         """Times of the rules of thumb, those that say the same together."""
