@@ -79,8 +79,11 @@ def test_plans_of_torchrec_are_judged_as_objects_json_and_text(tmp_path: Path) -
     for plan in (modules, {"plan": modules}, file, str(file), saved, [head, *rows]):
         price = pk.price_plan(TABLES, "h100-sxm-8", plan, ranks=4)
         assert price.plan == HEAPED
-    with pytest.raises(ValueError, match="no table is on every rank; pass ranks="):
-        pk.price_plan(TABLES, "h100-sxm-8", modules)
+    for plan in (modules, file):  # nothing says how many ranks there are
+        assert pk.price_plan(TABLES, "h100-sxm-8", plan).plan.ranks == 8
+    beyond = Plan(16, (0, 0, 0, 9)).to_torchrec(TABLES.tables)
+    with pytest.raises(ValueError, match=r"no table is on every rank; pass ranks=.* of ranks$"):
+        pk.price_plan(TABLES, "h100-sxm-8", beyond)
     with pytest.raises(ValueError, match="the plan has 4 ranks, and ranks is 8; leave ranks out"):
         judge(ranks=8)
     with pytest.raises(ValueError, match="it must be a mapping"):

@@ -9,6 +9,7 @@ import polars
 
 from perfkit.ground.results import Sections, Table, Tabular
 from perfkit.ground.units import check_type, format_count, format_time
+from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers.plans import PlacedTables, find_plan
 from perfkit.sharding.constraints import MIN_COLUMNS
@@ -154,7 +155,8 @@ def judge_plan(
         A plan, or a result with one; a plan of TorchRec, as objects or as JSON; a ``.json`` file of either; or what
         TorchRec's planner prints, as text, as lines or in a file.
     ranks : int, optional
-        Number of ranks, for plans that do not say it [-].
+        Number of ranks, for plans that do not say it; by default those of the tables that are on every
+        rank, else all of the platform [-].
     memory : float, optional
         Memory of a rank; by default that of the platform's device [B].
     objective : str, optional
@@ -213,7 +215,8 @@ def judge_plan(
     """
     check_type("workload", workload, DLRM | TableSet)
     tables = workload.tables
-    placed = _find_placed(plan, tables, ranks)
+    platform = load_platform(platform)
+    placed = _find_placed(plan, tables, ranks, platform.network.ranks)
     yours = placed.plan
     narrow: dict[str, int] = {}
     if min_columns is None:
@@ -250,10 +253,12 @@ def judge_plan(
     return PlanJudgement(price, found, notes)
 
 
-def _find_placed(plan: Any, tables: tuple[EmbeddingTable, ...], ranks: int | None) -> PlacedTables:
+def _find_placed(
+    plan: Any, tables: tuple[EmbeddingTable, ...], ranks: int | None, platform_ranks: int
+) -> PlacedTables:
     """A plan of any form, or that of a result, and the tables with its kernels."""
     if not isinstance(plan, ShardingResult | PlanPrice):
-        return find_plan(plan, tables, ranks=ranks)
+        return find_plan(plan, tables, ranks=ranks, platform_ranks=platform_ranks)
     price = plan.prediction if isinstance(plan, ShardingResult) else plan
     placed = find_plan(price.plan, tables, ranks=ranks)
     theirs = price._problem.costs.workload.tables

@@ -18,6 +18,7 @@ from perfkit.ground.units import (
 )
 from perfkit.models.distributions import unique_rows
 from perfkit.platform.estimates import warn_once
+from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers.plans import find_plan
 from perfkit.sharding.bound import find_lower_bound, relax
@@ -96,7 +97,8 @@ def price_plan(
         file of either; or what TorchRec's planner prints, as text, as lines or in a file. Those of
         TorchRec say where the rows of each table lie (``compute_kernel``), and it is priced so.
     ranks : int, optional
-        Number of ranks, for plans that do not say it [-].
+        Number of ranks, for plans that do not say it; by default those of the tables that are on every
+        rank, else all of the platform [-].
     memory : float, optional
         Memory of a rank; by default that of the platform's device [B].
     objective : str, optional
@@ -140,7 +142,9 @@ def price_plan(
     True
     """
     check_type("workload", workload, DLRM | TableSet)
-    placed = find_plan(plan, workload.tables, ranks=ranks)
+    platform = load_platform(platform)
+    platform_ranks = platform.network.ranks
+    placed = find_plan(plan, workload.tables, ranks=ranks, platform_ranks=platform_ranks)
     workload, plan = put_kernels(workload, placed.tables), placed.plan
     problem = set_up(workload, platform, plan.ranks, memory, objective, inputs)
     least = read_min_columns(name_tables(workload.tables), min_columns)

@@ -740,7 +740,14 @@ class Plan:
             fields that are not used.
         """
         with reading("plan", "compare with Plan.to_torchrec"):
-            read, notes = _read_torchrec(plan, list_tables("tables", tables), ranks)
+            tables = list_tables("tables", tables)
+            entries = _find_entries(list_modules(plan), tables)
+            if ranks is None:
+                ranks = _count_ranks(entries)
+        if ranks is None:
+            raise ValueError("no table is on every rank; pass ranks=, the number of ranks")
+        with reading("plan", "compare with Plan.to_torchrec"):
+            read, notes = _read_torchrec(entries, tables, ranks)
         if notes:
             warnings.warn("; ".join(notes), UserWarning, stacklevel=2)
         return read
@@ -821,6 +828,47 @@ def list_with_kernels(plan: Any, tables: Sequence[EmbeddingTable]) -> tuple[Embe
     return tuple(changed)
 
 
+def find_ranks(plan: Any, tables: Sequence[EmbeddingTable], ranks: int) -> int | None:
+    """Number of ranks of a plan of TorchRec that may not say it.
+
+    Parameters
+    ----------
+    plan : ShardingPlan, EmbeddingModuleShardingPlan or mapping
+        TorchRec's objects or their JSON, see `Plan.from_torchrec`.
+    tables : sequence of EmbeddingTable
+        The tables, by their names, and by their modules where they have some.
+    ranks : int
+        Ranks of the platform [-].
+
+    Returns
+    -------
+    ranks : int or None
+        Those of the tables that are on every rank. Where there is none, those of the platform if the
+        plan has no rank beyond them, else None [-].
+
+    Raises
+    ------
+    ValueError
+        For a plan of other tables, and for entries that cannot be read.
+
+    Examples
+    --------
+    >>> entry = {"sharding_type": "table_wise", "compute_kernel": "fused", "ranks": [3]}
+    >>> find_ranks({"ebc": {"a": entry}}, [EmbeddingTable(10, 16, name="a")], 8)
+    8
+    """
+    with reading("plan", "compare with Plan.to_torchrec"):
+        entries = _find_entries(list_modules(plan), tables)
+        counted = _count_ranks(entries)
+        if counted is not None:
+            return counted
+        for entry, table in zip(entries, tables, strict=True):
+            named = _read_entry(entry.place, entry.values, table, ranks).ranks
+            if max(named, default=0) >= ranks:
+                return None
+    return ranks
+
+
 @lru_cache(maxsize=8)
 def _place_round_robin(tables: int, ranks: int) -> Plan:
     """The plan of `Plan.round_robin`; those of the last ones are kept."""
@@ -855,12 +903,9 @@ def _looks_like_torchrec(data: Mapping[str, Any]) -> bool:
 
 
 def _read_torchrec(
-    plan: Any, tables: Sequence[EmbeddingTable], ranks: int | None
+    entries: Sequence["_TorchrecEntry"], tables: Sequence[EmbeddingTable], ranks: int
 ) -> tuple[Plan, list[str]]:
     """A plan of TorchRec, and what in it is not used."""
-    entries = _find_entries(list_modules(plan), tables)
-    if ranks is None:
-        ranks = _count_ranks(entries)
     names = name_tables(tables)
     known: dict[_Entry, Placement] = {}
     owners = [
@@ -886,13 +931,13 @@ def _read_torchrec(
     return read, notes
 
 
-def _count_ranks(entries: Sequence["_TorchrecEntry"]) -> int:
-    """Ranks of the tables that are on every rank [-]."""
+def _count_ranks(entries: Sequence["_TorchrecEntry"]) -> int | None:
+    """Ranks of the tables that are on every rank; None if there is none [-]."""
     for entry in entries:
         listed = entry.values.get("ranks") or ()
         if _read_kind(entry.place, entry.values).is_everywhere and listed:
             return len(listed)
-    raise ValueError("no table is on every rank; pass ranks=, the number of ranks")
+    return None
 
 
 class _TorchrecEntry(NamedTuple):
