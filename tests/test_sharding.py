@@ -633,7 +633,14 @@ ODD = TableSet([EmbeddingTable(10_000, 17, 2.0)], batch=64)
 #: What is asked for, and what the error says; ".*" stands for anything.
 BAD = [
     ({"tables": 3}, "workload is 3; it must be a DLRM or a TableSet"),
-    ({"ranks": 16}, "ranks is 16; platform 'h100-sxm-8' has 8"),
+    (
+        {"ranks": 16},
+        "ranks is 16; platform 'h100-sxm-8' has 8; take at most 8, or 2 nodes: .* --platform h100-sxm-8x2",
+    ),
+    (
+        {"tables": TableSet([EmbeddingTable(10, 16)], batch=96), "ranks": 12},
+        "ranks is 12; platform 'h100-sxm-8' has 8; take fewer",
+    ),
     ({"ranks": 3}, "batch is 16384; it must divide by the 3 ranks"),
     ({"objective": "cost"}, "objective is 'cost'; known are iteration, additive"),
     ({"inputs": "remote"}, "inputs is 'remote'; known are local, exchanged"),
@@ -1157,7 +1164,9 @@ def test_a_row_that_gets_all_lookups_may_be_in_a_split_table() -> None:
 
 
 def test_where_the_memory_of_a_rank_comes_from_is_said() -> None:
-    assert "a rank of the platform has 80 GB" in find(steps=10).explain()
+    text = find(steps=10).explain()
+    assert "a rank of the platform has 80 GB" in text
+    assert "batch 16,384 (2,048 a rank); " in text
     assert "a rank of the platform" not in find(steps=10, memory=5e10).explain()
 
 

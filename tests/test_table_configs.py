@@ -155,6 +155,8 @@ NESTED = "[" * 100_000
             "rows,dimm\n1,1\n",
             r"set\.csv line 2\.dimm is not known; known here are rows, .*did you mean dim\?",
         ),
+        ("set.csv", "rows,dim,pool\n1,1,1\n", r"2\.pool is not known.*did you mean pooling\?"),
+        ("set.csv", "rows,dim,pool_factor\n1,1,1\n", r"did you mean pooling\?"),
         ("set.csv", "rows,dim,rows\n1,1,1\n", "names a column twice"),
         (
             "set.csv",

@@ -253,14 +253,16 @@ def _search(
     if plan_file:
         judged = pk.judge_plan(workload, platform, plan_file, ranks=ranks, **limits, **settings)
         result = judged.found
-        reason = "as in --plan"
     elif ranks is not None:
         result = pk.shard(workload, platform, ranks=ranks, **limits, **settings)
     else:
         machine = pk.load_platform(platform)
         result = pk.shard(workload, platform, ranks=machine.network.ranks, **limits, **settings)
-        reason = f"all of {machine.name}"
     if ranks is None:
+        machine = result.prediction._problem.costs.platform
+        reason = "as in --plan"
+        if result.plan.ranks == machine.network.ranks:
+            reason = f"all of {machine.name}"
         lines.append(f"ranks: {result.plan.ranks}, {reason}; --ranks takes another number")
     price = result.prediction
     table_of_ranks = format_table(write_cells(result.by_rank()), numbers=True)

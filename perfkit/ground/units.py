@@ -11,7 +11,7 @@ from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
 from numbers import Integral, Rational, Real
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -654,16 +654,20 @@ class Typed:
                 set_fields(self, **{field.name: coerced})
 
 
-def join_place(place: str, key: str, known: Sequence[str] = ()) -> str:
+def join_place(
+    place: str, key: str, known: Sequence[str] = (), meant: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Dotted place of an entry in a table, with quotation marks around a key that is no plain word.
 
-    If `known` names are given, any other key raises a ValueError: most likely it is misspelt.
+    If `known` names are given, any other key raises a ValueError: most likely it is misspelt. What a
+    key of `meant` stands for is known, whatever name is spelt like it.
     """
     plain = key.isascii() and key.replace("_", "").replace("-", "").isalnum() and len(key) < 80
     path = f"{place}.{key if plain else escape(json.dumps(key, ensure_ascii=False))}".removeprefix(
         "."
     )
     if known and key not in known:
-        hints = [f"; did you mean {close}?" for close in get_close_matches(key, known, n=1)]
+        near = [meant[key]] if key in meant else get_close_matches(key, known, n=1)
+        hints = [f"; did you mean {close}?" for close in near]
         raise ValueError(f"{path} is not known; known here are {', '.join(known)}{''.join(hints)}")
     return path

@@ -68,6 +68,8 @@ _FOREIGN = {
     "D": "dim",
     "L": "pooling",
 }
+#: Column that is meant by a name which no source has, where that is not the closest spelling.
+_MEANT = {"pool": "pooling", "pool_factor": "pooling", "pooling_size": "pooling"}
 #: Keys by which a TBEDataConfig is known.
 _TBE_PARTS = ("T", "batch_params", "indices_params", "pooling_params")
 _ARRAYS = (".npy", ".npz", ".pt", ".pth", ".pt.gz")
@@ -405,7 +407,7 @@ def _refuse_unknown(place: str, columns: Sequence[str]) -> None:
     """Refuse columns that are not known, all at once."""
     unknown = [column for column in columns if column not in _COLUMNS]
     if len(unknown) == 1:
-        join_place(place, unknown[0], _COLUMNS)
+        join_place(place, unknown[0], _COLUMNS, _MEANT)
     if unknown:
         raise ValueError(
             f"{place} has columns that are not known: {escape(', '.join(unknown), 400)}; known here are "

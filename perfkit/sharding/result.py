@@ -866,7 +866,9 @@ class ShardingResult(Tabular):
         kinds = [placement.kind for placement in self.plan.placements]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         batch = problem.costs.workload.batch
-        lines = [repr(self), f"  batch {batch:,}; {counts}", self._explain_inputs()]
+        share = f"{batch // self.plan.ranks:,} a rank"
+        inputs = f"  batch {batch:,} ({share}); {counts}"
+        lines = [repr(self), inputs, self._explain_inputs()]
         lines += self._explain_limits()
         for name, time in price.parts.items():
             lines.append(f"  {time / price.time:6.1%}  {format_time(time):>9}  {name}")

@@ -11,6 +11,7 @@ import numpy as np
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, steady
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
+from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
 from perfkit.prediction.host_tables import check_kernels
 from perfkit.prediction.predictor import predict
@@ -97,8 +98,11 @@ def set_up(
             "'local'; take a DLRM with pipeline='local', and predict the plan with this one"
         )
     if ranks > loaded.network.ranks:
+        advice = "take fewer"
+        if ranks % loaded.network.ranks_per_node == 0:
+            advice = advise_nodes(loaded, ranks)
         raise ValueError(
-            f"ranks is {ranks}; platform {loaded.name!r} has {loaded.network.ranks}; take fewer"
+            f"ranks is {ranks}; platform {loaded.name!r} has {loaded.network.ranks}; {advice}"
         )
     rank_memory = loaded.memory_of_rank
     if memory is not None:
