@@ -166,7 +166,31 @@ def test_time_interval_bound_and_next_search_are_said_together() -> None:
     assert "at most 1.23% above the best" in close.explain()
     timed = replace(result, steps=None, seconds=0.5)
     assert timed.longer_search == "seconds=3"
+    assert not result.has_stalled
+    stalled = repr(replace(result, has_stalled=True))
+    assert "search longer" not in stalled
+    assert "found nothing better, so the bound may be loose" in stalled
     assert replace(result, bound=result.prediction.time / 1.005).longer_search is None
+
+
+def test_a_search_of_few_tables_that_has_stalled_says_so() -> None:
+    sizes = [
+        (4 * 10**7, 128, 20.0),
+        (25 * 10**6, 128, 5.0),
+        (3 * 10**6, 128, 40.0),
+        (5 * 10**5, 256, 10.0),
+    ]
+    tables = [EmbeddingTable(*size) for size in sizes]
+    workload = TableSet(tables, batch=65536, embedding="fused")
+    brief = shard(workload, "h100-sxm-8x2", ranks=16, steps=20)
+    result = shard(workload, "h100-sxm-8x2", ranks=16, steps=400)
+    assert not brief.has_stalled
+    assert brief.longer_search == "steps=120"
+    assert result.gap > 0.01
+    assert result.has_stalled
+    assert result.longer_search is None
+    again = shard(workload, "h100-sxm-8x2", ranks=16, steps=1600)
+    assert again.prediction.time == result.prediction.time
 
 
 def test_rules_of_thumb_that_say_the_same_are_named_together() -> None:

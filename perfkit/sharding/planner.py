@@ -404,6 +404,7 @@ def shard(
         bound_of_any_width,
         tuple(names[number] for number in best.tables),
         best.given_up,
+        has_stalled=outcome.has_stalled,
     )
 
 
@@ -510,11 +511,14 @@ class _Outcome(NamedTuple):
         The best plan that fits, of its own and those of rules of thumb.
     baselines : dict of str to (PlanPrice or None)
         Prices of the rules of thumb; None for one that finds no room.
+    has_stalled : bool
+        Whether the second half of the search found nothing better.
     """
 
     state: State
     best: JoinedPlan
     baselines: dict[str, PlanPrice | None]
+    has_stalled: bool
 
 
 @np.errstate(under="ignore")
@@ -685,7 +689,8 @@ class _Attempts:
         fitting = [price for price in prices_of_baselines.values() if price is not None]
         if price_of_start is not None:
             fitting.append(price_of_start)
-        return _Outcome(state, _choose_joined(best, fitting), prices_of_baselines)
+        best = _choose_joined(best, fitting)
+        return _Outcome(state, best, prices_of_baselines, search.has_stalled)
 
 
 def _read_start(problem: Problem, start: Any) -> Plan | None:

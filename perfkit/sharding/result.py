@@ -546,6 +546,9 @@ class ShardingResult(Tabular):
     are_kernels_chosen : bool
         Whether the search put tables into host memory: the bound holds for plans with the same
         kernels.
+    has_stalled : bool
+        Whether the second half of the search found nothing better, so that a longer one hardly would;
+        False with more than 20 tables, where that tells little.
     """
 
     report_title = "Placement of embedding tables that a search found"
@@ -564,6 +567,7 @@ class ShardingResult(Tabular):
     joined: tuple[str, ...] = ()
     given_up: float = 0.0
     are_kernels_chosen: bool = False
+    has_stalled: bool = False
 
     @property
     def _limits(self) -> str:
@@ -595,8 +599,8 @@ class ShardingResult(Tabular):
     @property
     def longer_search(self) -> str | None:
         """The argument of a search that may come closer to the bound; None if the plan is close to
-        it."""
-        if self.gap < _WIDE_GAP:
+        it, or the search has stalled."""
+        if self.gap < _WIDE_GAP or self.has_stalled:
             return None
         if self.steps is not None:
             return f"steps={_LONGER * self.steps}"
@@ -947,6 +951,8 @@ class ShardingResult(Tabular):
         line = f"{line} {self._limits}"
         if self.longer_search is not None:
             line = f"{line}; search longer: {self.longer_search}"
+        elif self.gap >= _WIDE_GAP:
+            line = f"{line}; half of the search found nothing better, so the bound may be loose"
         return line
 
     def __repr__(self) -> str:

@@ -101,6 +101,8 @@ class Search:
         All incumbents so far, the best last; of a small problem alone.
     tried : list of Assignment
         What became of the starts so far.
+    incumbent_of_half : Assignment or None
+        The incumbent after half of the work; None if there was none.
     """
 
     state: State
@@ -114,6 +116,7 @@ class Search:
     interrupted: bool = False
     improvements: list[Assignment] = field(default_factory=list)
     tried: list[Assignment] = field(default_factory=list)
+    incumbent_of_half: Assignment | None = None
 
     def is_done(self) -> bool:
         """Whether the incumbent is close to the bound."""
@@ -132,6 +135,8 @@ class Search:
         better = self.state.better_of(self.incumbent)
         if better is not self.incumbent:
             self.incumbent = better
+            if self.work <= self.seconds / 2:
+                self.incumbent_of_half = better
             if self.is_small:
                 self.improvements.append(better)
 
@@ -139,6 +144,19 @@ class Search:
         """Tell how far the search is, once a plan fits."""
         if self.incumbent.overflow == 0:
             self.progress(min(self.work / self.seconds, 1.0), self.incumbent.time)
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether the second half of the search of a small problem found nothing better, in time
+        enough for its anneals. Of other problems that tells little: they are not searched in rounds."""
+        half = self.incumbent_of_half
+        enough = max(_FIRST_ROUND, _FEWEST_ANNEALS * _WORK_OF_UNIT * len(self.state.conflicts))
+        if not self.is_small or half is None:
+            return False
+        if self.interrupted or self.seconds < enough:
+            return False
+        is_no_faster = self.incumbent.time >= half.time * (1 - _CLOSE)
+        return self.incumbent.overflow == half.overflow and is_no_faster
 
     @property
     def is_small(self) -> bool:
