@@ -394,6 +394,18 @@ def test_shard_takes_all_ranks_of_the_platform_and_says_so(capsys: Capture, tmp_
     assert "ranks: 4, as in --plan" in capsys.readouterr().out
 
 
+def test_a_plan_with_ranks_beyond_the_platform_asks_for_ranks(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    Path("tables.csv").write_text("name,rows,dim\na,1000,64\n")
+    entry = {"sharding_type": "table_wise", "compute_kernel": "fused", "ranks": [9]}
+    Path("beyond.json").write_text(json.dumps({"ebc": {"a": entry}}))
+    line = "shard --tables tables.csv --platform h100-sxm-8 --batch 64 --plan beyond.json"
+    assert run(line) == 2
+    text = "no table is on every rank; pass --ranks, the number of ranks\n"
+    assert capsys.readouterr().err.endswith(text)
+
+
 @pytest.mark.filterwarnings("always")
 def test_shard_writes_a_plan_for_torchrec_and_judges_it(capsys: Capture, tmp_path: Path) -> None:
     line = "shard --tables mlperf-dlrm-v1 --platform h100-sxm-8 --steps 5"

@@ -41,10 +41,7 @@ SAYINGS = (
     Saying(r"partial=True keeps", "--partial keeps"),
     Saying(r"pass dim=, ", "pass --dim, "),
     Saying(r"leave dim, rows and tables out", "leave --dim and --rows out"),
-    Saying(
-        r"pass ranks=, the number of ranks; compare with Plan\.to_torchrec",
-        "pass --ranks, the number of ranks",
-    ),
+    Saying(r"pass ranks=, the number", "pass --ranks, the number"),
     Saying(
         r"pass a file that Plan\.save or perfkit shard --out has written",
         "name a plan that perfkit shard --out has written",
