@@ -566,8 +566,19 @@ def test_messages_and_both_ends_take_what_they_take_on_the_event_loop(
     assert closed["time"] == pytest.approx(events.time, rel=0.025)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("micro_batches", [4, 8, 24])
+#: Fewest micro-batches of 8 stages; fewer are refused.
+LEAST_MICRO_BATCHES = {"interleaved": 8, "dualpipe_v": 16}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "micro_batches"),
+    [
+        (schedule, count)
+        for schedule in SCHEDULES
+        for count in (4, 8, 24)
+        if count >= LEAST_MICRO_BATCHES.get(schedule, 1)
+    ],
+)
 def test_the_time_of_all_schedules_is_continuous_in_the_vocabulary(
     schedule: str, micro_batches: int
 ) -> None:

@@ -656,9 +656,10 @@ def test_passes_are_run_of_rough_strategies_near_the_fastest() -> None:
     assert "passes were run" not in explore(model, where, strategies=[alone]).explain()
 
 
-def test_interleaved_micro_batches_that_stages_do_not_divide_are_not_run() -> None:
+def test_interleaved_micro_batches_that_stages_do_not_divide_are_refused() -> None:
     strategy = Strategy(pp=8, schedule="interleaved", chunks=2, micro_batch=16)
-    assert not price(GPT, strategy)["run"]
+    with pytest.raises(ValueError, match="and pp, 8, the micro-batches"):
+        price(GPT, strategy)
 
 
 @pytest.mark.parametrize(
