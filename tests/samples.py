@@ -443,8 +443,8 @@ def write_all(folder: Path) -> None:
         "step_rank0.schema_1_0.et.json": write_flat(ranks[0]),
         "tables.csv": TABLES,
         "tables_torchrec.csv": TORCHREC,
-        "planner.2023.log": planner_logs.write_statistics(layout="2023"),
-        "planner.2026.log": planner_logs.write_statistics(planner_logs.TABLES[2:5]),
+        "planner.2023.err": planner_logs.write_statistics(layout="2023"),
+        "planner.2026.err": planner_logs.write_statistics(planner_logs.TABLES[2:5]),
         "tables.tbe.json": json.dumps(TBE, indent=1) + "\n",
     }
     for rank, recording in enumerate(ranks):

@@ -67,10 +67,10 @@ def test_each_table_and_its_placement_are_as_printed(layout: str) -> None:
 
 
 def test_the_samples_hold_what_their_script_says() -> None:
-    old = samples.FOLDER / "planner.2023.log"
+    old = samples.FOLDER / "planner.2023.err"
     assert pk.read_plan(old).owners == OWNERS
     assert read_quietly(old).tables == read_quietly(write_statistics()).tables
-    assert pk.read_plan(samples.FOLDER / "planner.2026.log").owners == OWNERS[2:5]
+    assert pk.read_plan(samples.FOLDER / "planner.2026.err").owners == OWNERS[2:5]
 
 
 def test_a_printed_plan_is_priced_with_its_own_tables() -> None:
