@@ -42,6 +42,7 @@ from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.stack import Stack, StackedWork, apply_stack
 from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.strategy_fits import check_fits
 from perfkit.workloads.transformer import Transformer
 
 
@@ -235,9 +236,10 @@ def price_iterations(
     Raises
     ------
     ValueError
-        For a CPU.
+        For a CPU, and for strategies that `predict` refuses, too, see `check_fits`.
     """
     check_device(platform)
+    check_fits(work.workload, work.strategy)
     case = add_leading_context(make_case(platform, work))
 
     # 1. One micro-batch, and all of them on the stages of a pipeline.

@@ -40,7 +40,6 @@ from perfkit.prediction.unlike_layers import PricedKind, mix_layers
 from perfkit.workloads.layer_kinds import LayerKind, has_unlike_layers, list_kinds
 from perfkit.workloads.stack import Stack, StackedWork
 from perfkit.workloads.strategy import Strategy, spread_layers
-from perfkit.workloads.strategy_fits import check_fits
 from perfkit.workloads.transformer import Transformer, check_checkpoint
 
 
@@ -290,12 +289,11 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     Raises
     ------
     ValueError
-        For strategies that `predict` refuses, too, see `check_fits`.
+        For checkpoints that the model cannot have.
     """
     model, execution = work.workload, work.execution
     strategies: Strategy = work.strategy
     check_checkpoints_of(model, strategies)
-    check_fits(model, strategies)
     s = strategies.without_idle_zero().settle_checkpoints(model.all_layers)
     messages = MessageTimes(platform)
     pads_products = np.array([stack.pads_products for stack in work.stacks])
