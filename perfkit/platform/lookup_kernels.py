@@ -123,10 +123,8 @@ def make_lookup_kernels(
     fits: dict[str, KernelModel] = {}
     for key, constants in _CONSTANTS.items():
         spread = constants.spread
-        transferred: tuple[str, ...] = ()
         if not is_near:
             spread = (spread**2 + _ELSEWHERE**2) ** 0.5
-            transferred = ("an H100, by multiprocessors",)
         fits[key] = LookupRoofline.build(
             {
                 "launch": constants.launch,
@@ -142,7 +140,6 @@ def make_lookup_kernels(
             source=f"{constants.source}; by {multiprocessors:g} multiprocessors",
             date=_DATE,
             notes=("no standard error: not fitted",),
-            transferred=transferred,
         )
     return fits
 
