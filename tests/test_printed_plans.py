@@ -66,6 +66,23 @@ def test_each_table_and_its_placement_are_as_printed(layout: str) -> None:
     assert plan.cut(tables.tables)
 
 
+def test_kernels_that_nothing_prices_are_told_and_judged_by_nobody() -> None:
+    log = write_statistics([replace(PLAIN[0], kernel="fused_new"), PLAIN[1]], ranks=2)
+    tables = read_quietly(log)
+    with pytest.warns(UserWarning, match="compute_kernel 'fused_new' of 'user' is unknown"):
+        plan = pk.read_plan(log)
+    modules = {
+        "sparse": {
+            "user": {"sharding_type": "table_wise", "compute_kernel": "fused_new", "ranks": [1]},
+            "item": {"sharding_type": "table_wise", "compute_kernel": "fused", "ranks": [0]},
+        }
+    }
+    for source in (log, modules):
+        with refuse("compute_kernel is 'fused_new'; known are fused, fused_uvm"):
+            pk.judge_plan(tables, "h100-sxm-8", source, ranks=2, steps=1)
+    assert pk.judge_plan(tables, "h100-sxm-8", plan, ranks=2, steps=1).yours.plan == plan
+
+
 def test_the_samples_hold_what_their_script_says() -> None:
     old = samples.FOLDER / "planner.2023.err"
     assert pk.read_plan(old).owners == OWNERS

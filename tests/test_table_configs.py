@@ -99,6 +99,10 @@ def test_a_sample_with_names_of_torchrec_uses_its_fused_kernels() -> None:
 
 
 def test_columns_and_cells_that_are_missing_have_defaults(write) -> None:
+    in_sequential = read_tables(write("modules.csv", "name,module,rows,dim\n7,0,1000,64\n")).tables[
+        0
+    ]
+    assert (in_sequential.name, in_sequential.module) == ("7", "0")
     table = read_tables(write("few.csv", "dim,rows\n64,1000\n"), itemsize=2).tables[0]
     assert table == EmbeddingTable(1000, 64, itemsize=2)
     mixed = '[{"rows": 9, "dim": 4}, {"rows": 9, "dim": 4, "pooling": 2, "name": "b"}]'

@@ -194,6 +194,11 @@ def test_kernels_and_caches_of_constraints_are_those_of_tables() -> None:
     assert said == [
         "source: compute kernel 'quant' of 'item' is not known; it is priced as in device memory"
     ]
+    record = {"rows": 10, "dim": 4, "compute_kernel": "fused_uvm_caching", "cache_params": 0.3}
+    with pytest.raises(ValueError, match=r"cache_params is 0\.3; it must be CacheParams"):
+        read([record])
+    record["cache_params"] = {"load_factor": 0.3}
+    assert read([record])[0].tables[0].load_factor == 0.3
 
 
 def make_model(**parts: Any) -> Module:

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,17 @@ from perfkit.readers.torchrec_tables import (
     TorchrecTable,
     check_number_sizes,
     find_kernel,
-    is_known_kernel,
     list_notes,
 )
 from perfkit.workloads.placement import MOST_RANKS, Plan
 from perfkit.workloads.table_kernels import TABLE_KERNELS
 from perfkit.workloads.tables import EmbeddingTable, TableSet, list_tables
+from perfkit.workloads.torchrec_format import KERNELS, read_kernel
 
+#: What to do with a plan whose kernels have no price.
+_WITHOUT_KERNELS = (
+    "pass read_plan(log, tables=), a plan without kernels, to price those of the tables"
+)
 _COLUMN_WISE = ("column_wise", "table_column_wise")
 #: Compute kernels whose tables are wholly in the memories that are printed.
 _WHOLLY_STORED = ("dense", "fused", "fused_uvm", "fused_uvm_caching")
@@ -177,8 +180,9 @@ def read_plan(
     Warns
     -----
     UserWarning
-        For tables that lie in another memory than `tables` say, and for columns that are split
-        unevenly, as it is not printed which rank has the narrower shard.
+        For tables that lie in another memory than `tables` say, for compute kernels that perfkit does
+        not know, and for columns that are split unevenly, as it is not printed which rank has the
+        narrower shard.
 
     Examples
     --------
@@ -242,13 +246,14 @@ def take_printed_kernels(
     Returns
     -------
     tables : tuple of EmbeddingTable
-        The same tables, in their order. Those whose kernel is not printed, or not known, keep theirs;
-        so do load factors that are not printed.
+        The same tables, in their order. Those whose kernel is not printed keep theirs; so do load
+        factors that are not printed.
 
     Raises
     ------
     ValueError
-        For statistics that cannot be read, and for other tables.
+        For statistics that cannot be read, for other tables, and for kernels that perfkit does not
+        price.
     """
     origin = "source"
     if isinstance(source, Path) or (isinstance(source, str) and is_file_name(source)):
@@ -262,14 +267,11 @@ def take_printed_kernels(
     changed = []
     for table in tables:
         printed = kernels[id(table)]
-        if printed.kernel is None or not is_known_kernel(printed.kernel):
-            changed.append(table)
-            continue
-        kernel = find_kernel(printed.kernel)
-        load_factor = table.load_factor if kernel == table.kernel else None
-        if TABLE_KERNELS[kernel].has_cache and printed.load_factor is not None:
-            load_factor = printed.load_factor
-        changed.append(replace(table, kernel=kernel, load_factor=load_factor))
+        entry: dict[str, Any] = {"compute_kernel": printed.kernel}
+        if printed.load_factor is not None:
+            entry["cache_params"] = {"load_factor": printed.load_factor}
+        with reading(origin, _WITHOUT_KERNELS):
+            changed.append(read_kernel(show(printed.path), entry, table))
     return tuple(changed)
 
 
@@ -292,7 +294,8 @@ def _list_entries(
             "sharding_type": sharding_type,
             "ranks": list(dict.fromkeys(printed.ranks)),
         }
-        if find_kernel(printed.kernel) != table.kernel:
+        is_unknown = printed.kernel is not None and printed.kernel not in KERNELS
+        if is_unknown or find_kernel(printed.kernel) != table.kernel:
             entry["compute_kernel"] = printed.kernel
         if sharding_type in _COLUMN_WISE:
             widths = _list_widths(printed, table)

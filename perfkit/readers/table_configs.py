@@ -485,7 +485,7 @@ def _walk_csv(reader: Any, header: list[str], name: str) -> Iterator[_Record]:
             raise ValueError(f"{text}; write no thousands commas")
         record = {}
         for column, cell in zip(header, cells, strict=True):
-            record[column] = cell if column == "name" else _number(cell)
+            record[column] = cell if column in ("name", "module") else _number(cell)
         yield _Record(place, record)
 
 

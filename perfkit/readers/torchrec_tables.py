@@ -12,17 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perfkit.ground.units import check_choice, count_values, escape, is_listed, read_number, show
-from perfkit.workloads.table_kernels import FUSED, KEY_VALUE, TABLE_KERNELS, UVM, UVM_CACHING
+from perfkit.workloads.table_kernels import FUSED, TABLE_KERNELS
 from perfkit.workloads.tables import EmbeddingTable
+from perfkit.workloads.torchrec_format import KERNELS
 
-#: perfkit's kernel of a table by TorchRec's compute kernel.
-_KERNELS = {
-    **{kernel.torchrec_name: kernel for kernel in TABLE_KERNELS.values()},
-    "dense": FUSED,
-    "dense_uvm": UVM,
-    "dense_uvm_caching": UVM_CACHING,
-    "ssd_virtual_table": KEY_VALUE,
-}
 #: Bytes of one number by the names of torchrec.types.DataType and of torch [B].
 _BYTES = {
     **{"FP32": 4, "FP16": 2, "BF16": 2, "INT64": 8, "INT32": 4, "INT8": 1, "UINT8": 1, "NFP8": 1},
@@ -188,12 +181,7 @@ def translate_fields(values: Mapping[str, Any]) -> TorchrecFields:
 def find_kernel(torchrec_name: str | None) -> str:
     """Name of the kernel of a table by TorchRec's compute kernel; that of device memory if it is
     unknown."""
-    return _KERNELS.get(torchrec_name or "", FUSED).name
-
-
-def is_known_kernel(torchrec_name: str) -> bool:
-    """Whether a compute kernel of TorchRec has a kernel here."""
-    return torchrec_name in _KERNELS
+    return KERNELS.get(torchrec_name or "", FUSED).name
 
 
 def list_notes(found: Sequence[TorchrecTable]) -> list[str]:
@@ -239,7 +227,7 @@ def list_notes(found: Sequence[TorchrecTable]) -> list[str]:
             "exchanged"
         )
     for kernel in dict.fromkeys(one.kernel for one in found):
-        if kernel is None or kernel in _KERNELS:
+        if kernel is None or kernel in KERNELS:
             continue
         alike = [one for one in found if one.kernel == kernel]
         notes.append(
@@ -400,10 +388,17 @@ def _find_compute_kernel(told: Mapping[str, Any], unused: list[str]) -> str | No
 
 def _find_load_factor(cache_params: Any) -> float | None:
     """Share of the rows that the cache of a table holds [-]; None if it is not said."""
+    if cache_params is None:
+        return None
     if isinstance(cache_params, Mapping):
         value = cache_params.get("load_factor")
+    elif hasattr(cache_params, "load_factor"):
+        value = cache_params.load_factor
     else:
-        value = getattr(cache_params, "load_factor", None)
+        raise ValueError(
+            f"cache_params is {show(cache_params)}; it must be CacheParams or a mapping of its fields; "
+            "in a CSV file give the number in a column load_factor instead"
+        )
     if value is None:
         return None
     number = read_number(value)

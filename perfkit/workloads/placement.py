@@ -36,6 +36,7 @@ from perfkit.workloads.table_kernels import FUSED
 from perfkit.workloads.tables import EmbeddingTable, TableSet, list_tables, name_tables
 from perfkit.workloads.torchrec_format import (
     DEVICES,
+    KERNELS,
     MODULE,
     Target,
     check_accepted,
@@ -757,14 +758,16 @@ def _note_paths(tables: Sequence[EmbeddingTable], module: str | None) -> list[st
     """Say which tables have no module, so that a usual path was taken, and which have another one
     than `module`."""
     names = [table.name or f"table {number}" for number, table in enumerate(tables)]
-    copies = "TorchRec copies the tables of a path that the model lacks"
+    copies = (
+        "TorchRec copies the tables of a path that the model lacks to all ranks, without an error"
+    )
     if module is None:
         unplaced = [name for name, table in zip(names, tables, strict=True) if not table.module]
         if not unplaced:
             return []
         return [
             f"the module of {_count(unplaced)} is not known, and {MODULE!r} is taken, as in "
-            f"TorchRec's DLRM; {copies}; name the module, or read the tables from the model"
+            f"TorchRec's DLRM; {copies}; name the module, or read the tables from the whole model"
         ]
     others = [table for table in tables if table.module not in ("", module)]
     if not others:
@@ -1121,13 +1124,13 @@ def _list_unused(
     for kernel, of_kernel in by_kernel.items():
         where = _COMPUTE_KERNELS.get(kernel)
         if where is None:
-            fault = f"compute_kernel {show(kernel)} of {_count(of_kernel)} is unknown"
+            note = f"compute_kernel {show(kernel)} of {_count(of_kernel)} is unknown"
         else:
-            fault = f"the plan has {kernel} ({where}) for {_count(of_kernel)}, the tables do not"
-        notes.append(
-            f"{fault}; time and memory are those of EmbeddingTable.kernel; take_kernels takes those of "
-            "the plan"
-        )
+            note = f"the plan has {kernel} ({where}) for {_count(of_kernel)}, the tables do not"
+        note += "; time and memory are those of EmbeddingTable.kernel"
+        if kernel in KERNELS:
+            note += "; take_kernels takes those of the plan"
+        notes.append(note)
     if by_field:
         listed = ", ".join(
             f"{show(name)} of {_count(of_field)}" for name, of_field in by_field.items()

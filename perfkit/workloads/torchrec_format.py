@@ -8,7 +8,14 @@ from typing import Any
 
 from perfkit.ground.units import check_choice, check_positive, check_type, escape, show
 from perfkit.workloads.placement_kinds import PlacementKind
-from perfkit.workloads.table_kernels import FUSED, TABLE_KERNELS
+from perfkit.workloads.table_kernels import (
+    FUSED,
+    KEY_VALUE,
+    TABLE_KERNELS,
+    UVM,
+    UVM_CACHING,
+    TableKernel,
+)
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Path of the embedding collection where neither a table nor the caller names it: that in
@@ -21,6 +28,14 @@ COLUMN_MULTIPLE = 4
 _MOST_RANKS_OF_A_HOST = 16
 #: Kernel of copied tables, the only one that TorchRec takes for them.
 DENSE = "dense"
+#: Kernel of a table by TorchRec's ``compute_kernel``; tables of others have no price.
+KERNELS: dict[str, TableKernel] = {
+    **{kernel.torchrec_name: kernel for kernel in TABLE_KERNELS.values()},
+    DENSE: FUSED,
+    "dense_uvm": UVM,
+    "dense_uvm_caching": UVM_CACHING,
+    "ssd_virtual_table": KEY_VALUE,
+}
 #: Kinds that an ``EmbeddingCollection`` takes, whose rows are not pooled:
 #: ``ShardedEmbeddingCollection.create_embedding_sharding`` in torchrec/distributed/embedding.py.
 UNPOOLED_KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
@@ -222,14 +237,13 @@ def read_kernel(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> 
     kernel = entry.get("compute_kernel")
     if kernel is None:
         return table
-    names = {one.torchrec_name: one for one in TABLE_KERNELS.values()}
-    names[DENSE] = FUSED
-    check_choice(f"{place}: compute_kernel", kernel, names)
+    check_choice(f"{place}: compute_kernel", kernel, KERNELS)
+    found = KERNELS[kernel]
     cache = entry.get("cache_params")
-    load_factor = table.load_factor if names[kernel].name == table.kernel else None
-    if names[kernel].has_cache and isinstance(cache, Mapping):
+    load_factor = table.load_factor if found.name == table.kernel else None
+    if found.has_cache and isinstance(cache, Mapping):
         load_factor = cache.get("load_factor", load_factor)
-    return replace(table, kernel=names[kernel].name, load_factor=load_factor)
+    return replace(table, kernel=found.name, load_factor=load_factor)
 
 
 def write_entry(
