@@ -69,6 +69,24 @@ def test_a_cache_saves_the_link_what_it_holds(on_device: pk.Prediction) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kernel", ["uvm", "uvm_caching"])
+def test_gradients_of_weights_read_rows_over_the_link_once_more(kernel: str) -> None:
+    """The lookups take what they take without weights. Gradients of weights read each row again,
+    from the cache if there is one."""
+    rows = {}
+    for of_table in ("fused", kernel):
+        for weighted in (False, True):
+            timeline = pk.predict(make(kernel=of_table, weighted=weighted), "h100-sxm-8").timeline()
+            kernels = timeline.filter(polars.col("kind") == "embedding_forward")
+            rows[of_table, weighted] = (kernels["end_s"] - kernels["start_s"]).to_list()
+    [without_weights] = rows[kernel, False]
+    lookup, gradient = rows[kernel, True]
+    assert lookup == pytest.approx(without_weights, rel=0.01)
+    over_link = BATCH * 512 / LINK if kernel == "uvm" else 0.0
+    assert gradient - rows["fused", True][1] == pytest.approx(over_link, rel=1e-3, abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_popular_rows_stay_in_the_cache() -> None:
     """The hit rate is that of an LRU cache of 0.2 of the rows."""
     platform = pk.load_platform("h100-sxm-8")
@@ -116,6 +134,7 @@ def test_memory_counts_what_lies_on_the_device_and_says_what_lies_on_the_host(
         ({"kernel": "uvm"}, "zen5-2", "is a CPU, whose tables all lie in host memory"),
         ({"kernel": "key_value"}, "h100-sxm-8", "no published time of lookups from an SSD"),
         ({"kernel": "uvm", "embedding": "separate"}, "h100-sxm-8", "PyTorch's own bags"),
+        ({"kernel": "uvm", "embedding": "hash"}, "h100-sxm-8", "embedding 'hash'; hash tables are"),
         ({"kernel": "uvm"}, "mi300x-8", "does not know the memory of its host"),
     ],
 )
@@ -125,6 +144,10 @@ def test_tables_without_a_price_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         pk.predict(make(**settings), platform)
+    if settings.get("embedding") == "hash":  # a set of tables knows no hash tables
+        with pytest.raises(ValueError, match=message):
+            pk.shard(make(**settings), platform, ranks=1, steps=1)
+        return
     fused = "separate" if settings.get("embedding") == "separate" else "fused"
     tables = make(**settings).tables
     with pytest.raises(ValueError, match=message):
@@ -143,10 +166,15 @@ def test_copies_of_tables_in_host_memory_are_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kernel", ["uvm", "uvm_caching"])
-def test_plans_cost_what_predictions_say(kernel: str) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_plans_cost_what_predictions_say(kernel: str, weighted: bool) -> None:
     """Two tables beyond device memory beside one in it, on two ranks."""
     model = make(
-        rows=[ROWS, 1000, ROWS], kernel=[kernel, "fused", kernel], pooling=10, optimizer="adagrad"
+        rows=[ROWS, 1000, ROWS],
+        kernel=[kernel, "fused", kernel],
+        pooling=10,
+        optimizer="adagrad",
+        weighted=weighted,
     )
     plan = pk.Plan.round_robin(3, ranks=2)
     price = pk.price_plan(model, "h100-sxm-8", plan)

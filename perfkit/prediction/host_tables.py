@@ -2,13 +2,13 @@
 the same tables in device memory, and which of them are refused."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from perfkit.ground.units import Array, show
 from perfkit.models.caches import lru_misses
-from perfkit.models.distributions import distinct_rows
+from perfkit.models.distributions import Distribution, distinct_rows
 from perfkit.models.embedding import row_traffic
 from perfkit.models.host_tables import (
     CACHE_START,
@@ -28,6 +28,8 @@ from perfkit.workloads.tables import EmbeddingTable, name_tables
 
 #: Device whose tables in host memory were measured: the constants of the closed forms are its.
 MEASURED = "NVIDIA H100 SXM5 80 GB"
+#: Lookups of a table that has none: of zero no misses are counted [-].
+_FEWEST_LOOKUPS = 1e-12
 
 
 class HostTableTimes(NamedTuple):
@@ -36,17 +38,27 @@ class HostTableTimes(NamedTuple):
 
     Parameters
     ----------
-    forward, backward : array
-        Time that lookups take longer, and updates [s].
+    forward : array
+        Time that lookups take longer [s].
+    weights : array
+        Time that gradients of the weights of lookups take longer, which read the rows once more [s].
+    backward : array
+        Time that updates take longer [s].
     """
 
     forward: Array
+    weights: Array
     backward: Array
 
 
-def check_kernels(
-    tables: Sequence[EmbeddingTable], platform: Platform, *, one_kernel: bool
-) -> None:
+#: Why tables in host memory have no price, by the kernel that looks them up.
+_REFUSED = {
+    "separate": "PyTorch's own bags read device memory alone",
+    "hash": "hash tables are priced in device memory alone",
+}
+
+
+def check_kernels(tables: Sequence[EmbeddingTable], platform: Platform, *, embedding: str) -> None:
     """Refuse tables whose rows lie where nothing can price them.
 
     Parameters
@@ -55,14 +67,14 @@ def check_kernels(
         Tables of a model.
     platform : Platform
         Where they are looked up.
-    one_kernel : bool
-        Whether one kernel looks up all tables, as in FBGEMM.
+    embedding : str
+        What looks them up, as in a `DLRM`.
 
     Raises
     ------
     ValueError
         For tables beyond device memory on a CPU or on a GPU without a known host, in a key-value
-        store, or with PyTorch's own bags.
+        store, with PyTorch's own bags, or as hash tables.
     """
     if all(table.kernel == FUSED.name for table in tables):
         return
@@ -80,9 +92,9 @@ def check_kernels(
                 f"{shown}; no published time of lookups from an SSD is known to perfkit, so it has no "
                 "price; take kernel='uvm_caching' if the host has room, or more ranks"
             )
-        if not one_kernel:
+        if embedding in _REFUSED:
             raise ValueError(
-                f"{shown} with embedding 'separate'; PyTorch's own bags read device memory alone; take "
+                f"{shown} with embedding {embedding!r}; {_REFUSED[embedding]}; take "
                 "embedding='exact' (FBGEMM) in a DLRM, or embedding='fused' in a TableSet"
             )
         try:
@@ -140,6 +152,61 @@ def find_link_bandwidth(platform: Platform, ranks: int) -> float:
     return min(of_link, memory.bandwidth.value / of_node)
 
 
+class _HostLookups(NamedTuple):
+    """Lookups of one iteration into tables in host memory: one element of each array per table.
+
+    Parameters
+    ----------
+    laws : list of Distribution
+        Which rows are looked up.
+    lookups : array
+        Lookups [-].
+    row_bytes : array
+        Bytes of a row [B].
+    has_cache : array of bool
+        Whether a cache in device memory holds some of the rows.
+    misses : array
+        Share of the lookups whose row is neither in the cache nor on its way over the link [-].
+    """
+
+    laws: list[Distribution]
+    lookups: Array
+    row_bytes: Array
+    has_cache: np.ndarray
+    misses: Array
+
+
+def _size_lookups(
+    tables: Sequence[EmbeddingTable], lookups: Array, platform: Platform, bandwidth: float
+) -> _HostLookups:
+    """Size lookups over a link of this bandwidth [B/s]."""
+    laws = [table.distribution for table in tables]
+    sector = platform.device.access_granularity
+    row_bytes = np.array([float(row_traffic(t.dim, t.itemsize, sector)) for t in tables])
+    has_cache = np.array([table.load_factor is not None for table in tables])
+    # rows that are near: in the cache, or on their way over the link
+    near = FLIGHT * bandwidth / row_bytes
+    for position, table in enumerate(tables):
+        if table.load_factor is not None:
+            near[position] = table.load_factor * table.rows
+    count = np.maximum(lookups, _FEWEST_LOOKUPS)
+    each_alone = np.arange(len(tables))
+    misses = lru_misses(laws, count, 1.0 / near, capacity=1.0, groups=each_alone)
+    return _HostLookups(laws, lookups, row_bytes, has_cache, misses)
+
+
+def _time_updates(sizes: _HostLookups, *, bandwidth: float, optimizer: str, sorts: bool) -> Array:
+    """Time that updates of rows take longer [s]."""
+    updated = sizes.lookups
+    if sorts:
+        updated = distinct_rows(sizes.laws, np.maximum(sizes.lookups, _FEWEST_LOOKUPS))
+    states = find_optimizer(optimizer).states
+    with_weights = update_on_host(updated, sizes.row_bytes, bandwidth=bandwidth, states=states)
+    weights_alone = update_on_host(updated, sizes.row_bytes, bandwidth=bandwidth)
+    # the cache has the weights
+    return np.where(sizes.has_cache, with_weights - weights_alone, with_weights)
+
+
 def time_host_tables(
     tables: Sequence[EmbeddingTable],
     lookups: Array,
@@ -176,42 +243,30 @@ def time_host_tables(
     -----
     The kernels go from table to table, and each table has a cache of its own: its load factor of
     its rows. Caches are in steady state, with fresh indices in every iteration. A state for each
-    weight lies in host memory, as FBGEMM keeps it; one for each row lies in device memory.
+    weight lies in host memory, as FBGEMM keeps it; one for each row lies in device memory. Gradients
+    of the weights of lookups find in a cache what the lookups have put there.
     """
-    forward, backward = np.zeros(len(tables)), np.zeros(len(tables))
+    nothing = np.zeros(len(tables))
+    times = HostTableTimes(nothing, nothing.copy(), nothing.copy())
     beyond = [number for number, table in enumerate(tables) if table.kernel != FUSED.name]
     if not beyond:
-        return HostTableTimes(forward, backward)
+        return times
     chosen = [tables[number] for number in beyond]
     count = np.asarray(lookups, dtype=float)[beyond]
     bandwidth = find_link_bandwidth(platform, ranks)
-    sector = platform.device.access_granularity
-    laws = [table.distribution for table in chosen]
-    row_bytes = np.array([float(row_traffic(t.dim, t.itemsize, sector)) for t in chosen])
-    has_cache = np.array([table.load_factor is not None for table in chosen])
-    # rows that are near: in the cache, or on their way over the link
-    near = FLIGHT * bandwidth / row_bytes
-    for position, table in enumerate(chosen):
-        if table.load_factor is not None:
-            near[position] = table.load_factor * table.rows
-    looked_up = np.maximum(count, 1e-12)
-    each_alone = np.arange(len(chosen))
-    misses = lru_misses(laws, looked_up, 1.0 / near, capacity=1.0, groups=each_alone)
-    link: dict[str, Any] = {"bandwidth": bandwidth}
-    cached = keep_cache(count, misses * count, row_bytes, **link)
-    read = read_from_host(count, row_bytes, misses=misses, **link)
-    forward[beyond] = np.where(has_cache, cached, read)
+    sizes = _size_lookups(chosen, count, platform, bandwidth)
+    missed = sizes.misses * count
+    cached = keep_cache(count, missed, sizes.row_bytes, bandwidth=bandwidth)
+    read = read_from_host(count, sizes.row_bytes, misses=sizes.misses, bandwidth=bandwidth)
+    times.forward[beyond] = np.where(sizes.has_cache, cached, read)
     if not optimizer:
-        return HostTableTimes(forward, backward)
-    updated = count
-    if sorts:
-        updated = distinct_rows(laws, looked_up)
-    states = find_optimizer(optimizer).states
-    with_weights = update_on_host(updated, row_bytes, states=states, **link)
-    weights_alone = update_on_host(updated, row_bytes, **link)
-    # the cache has the weights
-    backward[beyond] = np.where(has_cache, with_weights - weights_alone, with_weights)
-    return HostTableTimes(forward, backward)
+        return times
+    weighted = np.array([table.weighted for table in chosen])
+    times.weights[beyond] = np.where(weighted & ~sizes.has_cache, read, 0.0)
+    times.backward[beyond] = _time_updates(
+        sizes, bandwidth=bandwidth, optimizer=optimizer, sorts=sorts
+    )
+    return times
 
 
 class KernelStarts(NamedTuple):
@@ -282,51 +337,78 @@ def add_host_tables(
     return seconds if added is None else added
 
 
+class _TableOperations(NamedTuple):
+    """Operations on the tables of a graph, by the number of the table.
+
+    Parameters
+    ----------
+    forward, weights, backward : dict of int to int
+        Those that look rows up, that compute gradients of the weights of lookups, and that update
+        rows or compute their gradients.
+    """
+
+    forward: dict[int, int]
+    weights: dict[int, int]
+    backward: dict[int, int]
+
+
+def _find_operations(graph: Graph) -> _TableOperations:
+    """Find the operations on tables of a graph."""
+    operations = _TableOperations({}, {}, {})
+    table_of_operation = graph.features.table.astype(int).tolist()
+    for operation, label in enumerate(graph.labels):
+        table = table_of_operation[operation]
+        if label.kind == "embedding_backward":
+            operations.backward[table] = operation
+        elif label.kind == "embedding_forward" and label.phase == "backward":
+            operations.weights[table] = operation
+        elif label.kind == "embedding_forward":
+            operations.forward[table] = operation
+    return operations
+
+
+def _name_embedding(variant: str) -> str:
+    """What looks tables up with a kernel of this variant, as in a `DLRM`."""
+    return variant if variant in ("fused", "hash") else "separate"
+
+
 def _add_to_graph(graph: Graph, seconds: Array, platform: Platform, ranks: int) -> None:
     """Add to the times of the operations of one graph [s]."""
     if graph.repeats is not None:  # operations on tables of one size are merged, wherever these lie
         raise ValueError(
             "sizes are arrays and tables lie in host memory; configurations are priced one by one"
         )
-    forward: dict[int, int] = {}
-    backward: dict[int, int] = {}
-    table_of_operation = graph.features.table.astype(int)
-    variants = set()
-    for operation, label in enumerate(graph.labels):
-        if label.kind not in ("embedding_forward", "embedding_backward"):
-            continue
-        table = int(table_of_operation[operation])
-        if label.kind == "embedding_forward":
-            forward[table] = operation
-            variants.add(label.variant)
-        else:
-            backward[table] = operation
-    check_kernels(graph.tables, platform, one_kernel=variants == {"fused"})
-    for table, operation in backward.items():
+    found = _find_operations(graph)
+    variants = [graph.labels[operation].variant for operation in found.forward.values()]
+    for embedding in sorted(set(map(_name_embedding, variants))):
+        check_kernels(graph.tables, platform, embedding=embedding)
+    for table, operation in found.backward.items():
         _refuse_copy(graph, table, graph.labels[operation].variant)
-    numbers = [n for n in sorted(forward) if graph.tables[n].kernel != FUSED.name]
+    numbers = [n for n in sorted(found.forward) if graph.tables[n].kernel != FUSED.name]
     if not numbers:
         return
-    operations = [forward[number] for number in numbers]
-    updates = [backward[number] for number in numbers if number in backward]
+    lookups = [found.forward[number] for number in numbers]
+    updates = [found.backward[number] for number in numbers if number in found.backward]
     sorts = any(graph.labels[update].variant == "exact" for update in updates)
     tables = [graph.tables[number] for number in numbers]
     times = time_host_tables(
         tables,
-        graph.features.lookups[operations],
+        graph.features.lookups[lookups],
         platform,
         ranks=ranks,
         optimizer=graph.optimizer if updates else "",
         sorts=sorts,
     )
     starts = start_kernels(tables)
-    seconds[operations[0]] += starts.forward
+    seconds[lookups[0]] += starts.forward
     if updates:
         seconds[updates[0]] += starts.backward
     for position, number in enumerate(numbers):
-        seconds[forward[number]] += times.forward[position]
-        if number in backward:
-            seconds[backward[number]] += times.backward[position]
+        seconds[found.forward[number]] += times.forward[position]
+        if number in found.weights:
+            seconds[found.weights[number]] += times.weights[position]
+        if number in found.backward:
+            seconds[found.backward[number]] += times.backward[position]
 
 
 def _refuse_copy(graph: Graph, number: int, variant: str) -> None:

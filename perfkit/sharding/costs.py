@@ -602,7 +602,7 @@ class Costs:
             sorts=self.workload.embedding in _UPDATE_ONCE,
         )
         seconds[:, Cost.LOOKUP] += self.scale * times.forward
-        seconds[:, Cost.BACKWARD] += self.scale * times.backward
+        seconds[:, Cost.BACKWARD] += self.scale * (times.weights + times.backward)
 
     def _time_host(self, graph: Graph, operation: int) -> float:
         """Host time of an operation that follows one of its own class [s]."""

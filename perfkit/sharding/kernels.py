@@ -182,7 +182,7 @@ def _price_moves(problem: Problem, beyond: Sequence[str], *, by_bytes: bool) -> 
         moved = []
         for table in tables:
             moved.append(table if table.host_bytes else replace(table, kernel=kernel))
-        check_kernels(moved, costs.platform, one_kernel=costs.fused)
+        check_kernels(moved, costs.platform, embedding=workload.embedding)
         times = time_host_tables(
             moved,
             lookups,
@@ -191,7 +191,7 @@ def _price_moves(problem: Problem, beyond: Sequence[str], *, by_bytes: bool) -> 
             optimizer=workload.table_optimizer,
             sorts=workload.embedding == "exact",
         )
-        added = times.forward + times.backward
+        added = times.forward + times.weights + times.backward
         measure = added
         if by_bytes:
             freed = on_device - np.array([float(table.device_bytes) for table in moved])

@@ -109,8 +109,7 @@ def set_up(
         rank_memory = float(check_positive("memory", memory))
     if rank_memory is None:
         raise ValueError(f"platform {loaded.name!r} states no memory; give memory in bytes")
-    one_kernel = workload.embedding != "separate"
-    check_kernels(workload.tables, loaded, one_kernel=one_kernel)
+    check_kernels(workload.tables, loaded, embedding=workload.embedding)
     costs = Costs(workload, loaded, ranks)
     reserved = _find_reserved_memory(workload, costs)
     problem = Problem(

@@ -268,7 +268,7 @@ class DLRM:
         `overlap`, and no hybrid tables.
     table_optimizer : str, optional
         What updates looked-up rows, as ``rowwise_adagrad``, where that is not `optimizer`; for
-        ``exact`` and ``fused`` embeddings. Tables that are copied to all ranks have dense gradients,
+        ``exact``, ``fused`` and ``hash`` embeddings. Tables that are copied to all ranks have dense gradients,
         which `optimizer` takes.
 
     Raises
