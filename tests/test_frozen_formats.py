@@ -244,6 +244,16 @@ def test_explore_and_predict_agree_with_frozen_formats() -> None:
     assert set(found.table()["zero"]) == {0}
 
 
+def test_all_checkpoints_of_a_search_may_fit() -> None:
+    """None is left for which groups of layers would be tried."""
+    model = Transformer.gpt2(
+        batch=32, sequence=1024, dtype="bf16", lora_rank=16, frozen_format="nf4"
+    )
+    found = pk.explore(model, "h100-sxm-8", ranks=1, memory=20e9)
+    assert found.best.checkpoint != "none"
+    assert found.table()["needs"][0] < 20e9
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -168,3 +168,25 @@ def test_what_hooks_are_not_modelled_with_is_refused() -> None:
         )
     with pytest.raises(ValueError, match="optimizer_in_backward"):
         pk.Transformer.gpt2(**small, optimizer_in_backward="yes")
+
+
+def test_a_search_under_a_budget_takes_checkpoints_that_go_with_hooks() -> None:
+    """Other checkpoints than those of whole layers would be refused, and the search with them."""
+    model = pk.Transformer.gpt2(batch=32, dtype="bf16", optimizer_in_backward=True)
+    found = pk.explore(model, "h100-sxm-8", ranks=1, memory=20e9)
+    assert set(found.table()["checkpoint"]) == {"full"}
+    assert found.table()["needs"][0] < 20e9
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"micro_batch": 4, "zero": 3}, "as micro_batch is 4;"),
+        ({"micro_batch": 8, "zero": 3, "checkpoint": "mlp"}, "as checkpoint is 'mlp';"),
+    ],
+)
+def test_errors_name_what_does_not_go_with_hooks(changes: dict[str, Any], fault: str) -> None:
+    """And not ``zero``, which one rank may state."""
+    model = pk.Transformer.gpt2(batch=8, optimizer_in_backward=True)
+    with pytest.raises(ValueError, match=fault):
+        pk.predict(model, "h100-sxm-8", strategy=pk.Strategy(**changes))

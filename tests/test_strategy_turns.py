@@ -71,3 +71,29 @@ def test_unlike_layers_on_one_stage_take_as_long_as_in_the_event_loop(
         of_mean_layer = explore()
     assert explored == pytest.approx(predicted, rel=0.05)
     assert of_mean_layer < 0.95 * predicted
+
+
+def test_a_search_takes_layers_in_turn() -> None:
+    """Strategies are checked against the whole model: layers without experts alone would be refused where
+    ranks share experts."""
+    model = pk.Transformer.preset(
+        "gpt3-1.3b",
+        layers=8,
+        vocabulary=32_000,
+        dtype="bf16",
+        experts=8,
+        top_k=2,
+        expert_interval=2,
+        batch=64,
+    )
+    asked = pk.Strategy(dp=8, ep=4, zero=3)
+    [row] = pk.explore(model, "h100-sxm-8", strategies=[asked]).table().iter_rows(named=True)
+    with keep_quiet():
+        predicted = pk.predict(model, "h100-sxm-8", strategy=asked).time
+    assert row["time"] == pytest.approx(predicted, rel=0.05)
+    searched = pk.explore(model, "h100-sxm-8", ranks=8).table()
+    assert set(searched["ep"]) == {1, 2, 4, 8}
+    with pytest.raises(
+        ValueError, match="cannot share experts of the model, 8; ep, 16, must divide"
+    ):
+        pk.explore(model, "h100-sxm-8x2", strategies=[pk.Strategy(dp=16, ep=16, zero=3)])

@@ -287,3 +287,14 @@ def test_hosts_that_read_norms_refuse_cuda_graphs_and_stages() -> None:
     with pytest.raises(ValueError, match="beside which 'adamw' updates embeddings, head, norms"):
         pk.capture(torch.nn.Linear(4, 4), torch.ones(2, 4), optimizer="muon")
     pk.capture(torch.nn.Linear(4, 4), torch.ones(2, 4), optimizer="adafactor")
+
+
+def test_a_search_under_a_budget_takes_checkpoints_that_go_with_waits_of_the_host() -> None:
+    """Selective ones would be refused, and the search with them."""
+    model = pk.Transformer.gpt2(batch=8, optimizer="adafactor", attention="eager")
+    found = pk.explore(model, "h100-sxm-8", ranks=1, memory=3.5e9)
+    assert "selective" not in set(found.table()["checkpoint"])
+    assert found.best.checkpoint != "none"
+    refusal = "does not go with optimizer of the model, adafactor, as checkpoint is 'selective'"
+    with pytest.raises(ValueError, match=refusal):
+        pk.predict(model, "h100-sxm-8", strategy=pk.Strategy(checkpoint="selective"))

@@ -14,6 +14,7 @@ from perfkit.prediction.strategy_memory import count_groups, measure_strategies
 from perfkit.workloads.layer_kinds import has_unlike_layers
 from perfkit.workloads.stack import Stack, apply_stack
 from perfkit.workloads.strategy import Strategy, spread_chunks
+from perfkit.workloads.strategy_fits import can_share
 from perfkit.workloads.transformer import Transformer, can_compute_again
 
 #: Forms that are tried besides ``none``, of all layers or of some.
@@ -72,9 +73,10 @@ def list_cheapest_checkpoints(
     if candidates is None:
         return None
     can_fit = _find_fitting(model, platform, candidates, room, execution, stack)
-    further = _find_smallest_groups(
-        model, platform, candidates.select(~can_fit), room, execution, stack
-    )
+    further = None
+    if not can_fit.all():
+        too_large = candidates.select(~can_fit)
+        further = _find_smallest_groups(model, platform, too_large, room, execution, stack)
     if not can_fit.any():
         return further
     candidates = candidates.select(can_fit)
@@ -91,7 +93,8 @@ def _list_whole(
     execution: str | None,
     stack: str | Stack | None,
 ) -> Strategy | None:
-    """Strategies whose layers all compute something again, in each form that their software has."""
+    """Strategies whose layers all compute something again, in each form that their software has and
+    that goes with the settings of the model."""
     as_megatron = find_megatron(apply_stack(model, plain, execution, stack).stacks, plain)
     count = len(plain.ranks)
     chosen = []
@@ -107,7 +110,11 @@ def _list_whole(
     rows = np.concatenate(chosen)
     if not len(rows):
         return None
-    return replace(plain.select(rows), checkpoint=np.concatenate(names))
+    whole = replace(plain.select(rows), checkpoint=np.concatenate(names))
+    goes = can_share(model, whole)
+    if not goes.any():
+        return None
+    return whole.select(goes)
 
 
 def _find_fewest_layers(

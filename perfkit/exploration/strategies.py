@@ -42,7 +42,7 @@ from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS, WHOLE, PlacementKind
 from perfkit.workloads.stack import Stack, apply_stack, can_run, find_stack, share_states
 from perfkit.workloads.strategy import CP_KINDS, Strategy
-from perfkit.workloads.strategy_fits import explain_fit, explain_misfit, list_fits
+from perfkit.workloads.strategy_fits import can_share, explain_fit, explain_misfit, list_fits
 from perfkit.workloads.transformer import Transformer
 
 _FIELDS = tuple(own.name for own in fields(Strategy))
@@ -649,8 +649,7 @@ def _price_transformer(
             if not runs.any():
                 raise _refuse_ranks(counts)
             listed = listed.select(runs).drop_equal()
-    divides = [*list_fits(model, listed).values(), np.isin(listed.ranks, counts)]
-    can = np.logical_and.reduce(divides)
+    can = can_share(model, listed) & np.isin(listed.ranks, counts)
     if not can.any() and given:
         raise _refuse_given(model, given, counts)
     if not can.any():

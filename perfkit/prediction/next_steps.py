@@ -21,7 +21,7 @@ from perfkit.workloads.attention_blocks import UNFUSED
 from perfkit.workloads.layer_kinds import has_unlike_layers
 from perfkit.workloads.stack import Stack, can_run, find_stack, state_strategy
 from perfkit.workloads.strategy import Strategy
-from perfkit.workloads.strategy_fits import list_fits
+from perfkit.workloads.strategy_fits import can_share
 from perfkit.workloads.transformer import Transformer
 
 #: What is left where no step helps, and what may be taken instead of one.
@@ -345,8 +345,7 @@ def _price(
             for change in together:
                 changed_model = replace(changed_model, **change.model)
                 changed = replace(changed, **change.strategy)
-            divides = list_fits(changed_model, changed).values()
-            if all(np.all(fits) for fits in divides):
+            if can_share(changed_model, changed):
                 by_model.setdefault(changed_model, []).append((number, changed))
     for changed_model, numbered in by_model.items():
         strategies = [one for _, one in numbered]
@@ -679,9 +678,7 @@ def _find_fastest_plan(
     is_fused: bool = False,
 ) -> FittingPlan | None:
     """The fastest of many strategies that divides a model and fits; None if none does."""
-    can = np.ones(len(strategies.ranks), dtype=bool)
-    for divides in list_fits(model, strategies).values():
-        can = can & divides
+    can = can_share(model, strategies)
     if stack is not None:
         can = can & can_run(model, strategies, find_stack(stack))
     if not can.any():

@@ -9,6 +9,9 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.models.partitions import find_schedules
 from perfkit.workloads.strategy import LayerSpread, Strategy, find_stated_ends, spread_chunks
 
+#: Checkpoints that compute a whole layer again, or nothing of it.
+_WHOLE_LAYERS = ("none", "full")
+
 
 def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     """Find out which strategies can share a Transformer.
@@ -55,6 +58,33 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         # DistributedDataParallel adds gradients up as they are
         "reduce_dtype": ~(s.replicated & np.greater(s.dp, 1)) | (model.reduce_dtype == ""),
     }
+
+
+def can_share(model: Any, s: Strategy) -> Any:
+    """Find which strategies can share a Transformer, whatever field is asked for.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    can : array of bool
+        Whether each fits all fields, see `list_fits`.
+
+    Examples
+    --------
+    >>> from perfkit.workloads.transformer import Transformer
+    >>> can_share(Transformer.gpt2(batch=8), Strategy.stack([Strategy(tp=5), Strategy(tp=4)]))
+    array([False,  True])
+    """
+    can = np.ones(np.shape(s.ranks), dtype=bool)
+    for fits in list_fits(model, s).values():
+        can = can & fits
+    return can
 
 
 def _find_heads_fit(model: Any, s: Strategy) -> Any:
@@ -124,7 +154,7 @@ def _find_optimizer_fits(model: Any, s: Strategy, is_replica: Any) -> Any:
 
 def _find_hooks_fit(model: Any, s: Strategy) -> Any:
     """Find which strategies can update a weight as soon as its gradient is complete, if a model does."""
-    is_whole_layer = np.isin(s.checkpoint, ("none", "full"))
+    is_whole_layer = np.isin(s.checkpoint, _WHOLE_LAYERS)
     is_single = np.equal(s.ranks, 1) & np.equal(_count_micro_batches(model, s), 1)
     return is_single & is_whole_layer & s.alone | (not model.optimizer_in_backward)
 
@@ -215,10 +245,18 @@ def explain_fit(name: str, model: Any, s: Strategy) -> str:
             "adapters are modelled on replicas of the whole model alone: take tp, pp, cp and ep 1, no "
             "offload, and a stack without buffers of gradients, such as 'ddp' or 'fsdp'"
         )
-    return (
-        f"each of {s.pp} x {s.chunks} chunks (pp x chunks) needs one, beside first_layers, "
-        f"{s.first_layers}, and last_layers, {s.last_layers}"
-    )
+    if name == "dense_layers":
+        layers = int(spread_chunks(model.all_layers, s).count_layers(s, 0, 0))
+        return (
+            f"the first chunk of the first stage, which has {layers} layers, must have more than these: "
+            "take a smaller pp or chunks, or more first_layers"
+        )
+    if name == "layers":
+        return (
+            f"each of {s.pp} x {s.chunks} chunks (pp x chunks) needs one, beside first_layers, "
+            f"{s.first_layers}, and last_layers, {s.last_layers}"
+        )
+    raise ValueError(f"name is {name!r}; take a key of list_fits")
 
 
 #: Settings of a model that some strategies do not go with; the other fields of `list_fits` are sizes that
@@ -284,7 +322,7 @@ def _list_faults(name: str, model: Any, s: Strategy) -> list[str]:
     if name == "patch":
         return [f"{key} is {value}" for key, value in (("cp", s.cp), ("tp", s.tp)) if value > 1]
     plain = dict(_PLAIN)
-    if name == "lora_rank":
+    if name in ("lora_rank", "optimizer_in_backward"):
         del plain["zero"]
     if name != "optimizer" or not find_optimizer(model.optimizer).host_waits:
         del plain["overlap"]
@@ -295,9 +333,24 @@ def _list_faults(name: str, model: Any, s: Strategy) -> list[str]:
         value = getattr(s, key)
         if value != usual:
             faults.append(f"{key} is {value!r}")
+    faults += _list_faults_of_passes(name, model, s)
     # software has buffers for what it shares, too
     if not faults and s.buffers:
         faults.append("gradients have buffers")
+    return faults
+
+
+def _list_faults_of_passes(name: str, model: Any, s: Strategy) -> list[str]:
+    """What an optimizer does not go with of checkpoints and micro-batches."""
+    faults = []
+    wants_whole_layers = name == "optimizer_in_backward"
+    if wants_whole_layers and s.checkpoint not in _WHOLE_LAYERS:
+        faults.append(f"checkpoint is {s.checkpoint!r}")
+    if wants_whole_layers and _count_micro_batches(model, s) > 1:
+        faults.append(f"micro_batch is {s.micro_batch}")
+    waits = name == "optimizer" and find_optimizer(model.optimizer).host_waits
+    if waits and s.checkpoint == "selective":
+        faults.append("checkpoint is 'selective'")
     return faults
 
 
