@@ -8,11 +8,18 @@ from typing import NamedTuple
 
 import pytest
 
+import perfkit
 from benchmarks.__main__ import PAGE, fill_page, run_benchmark
 from benchmarks.helpers.saved_runs import pool_checks
 from perfkit.calibration.checks import Comparison
 from perfkit.commands.group import COMMANDS
 from perfkit.ground.files import find_reference
+from tests.torchrec_stand_ins import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    Module,
+    ParameterConstraints,
+)
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,6 +37,30 @@ def test_python_works_as_pasted_and_prints_what_is_shown():
     run = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=ROOT)
     assert run.returncode == 0, run.stderr
     assert run.stdout == shown
+
+
+def test_torchrec_goes_in_and_out_as_said():
+    """The calls of the paragraph work in their order; there is no TorchRec here."""
+    (paragraph,) = re.findall(r"TorchRec, in and out: .*", TEXT)
+    calls = re.findall(r"`([^`]*pk\.[^`]*\))`", paragraph)
+    assert len(calls) == 3
+    collection = EmbeddingBagCollection(
+        [EmbeddingBagConfig(10**6, 64, "user"), EmbeddingBagConfig(500, 16, "item")]
+    )
+    names = {
+        "pk": perfkit,
+        "model": Module(sparse=Module(ebc=collection)),
+        "constraints": {
+            "user": ParameterConstraints(pooling_factors=[20.0]),
+            "item": ParameterConstraints(pooling_factors=[3.0]),
+        },
+    }
+    for call in calls[:2]:
+        exec(call, names)
+    judged = eval(calls[2], names)
+    assert list(names["plan"]) == ["sparse.ebc"]
+    assert [table.pooling for table in names["tables"]] == [20, 3]
+    assert judged.yours.plan.names == ("user", "item")
 
 
 @pytest.mark.repository
