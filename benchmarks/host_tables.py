@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.helpers.command import command
-from benchmarks.helpers.files import find_shared_data, read_csv
+from benchmarks.helpers.errors import ERROR_COLUMNS
+from benchmarks.helpers.table_times import list_optimizers, read_table_times
 from benchmarks.helpers.tables import lay_out
 from perfkit.calibration.checks import summarize_errors
 from perfkit.models import host_tables
@@ -124,25 +125,17 @@ class Case:
 
 
 def read_cases() -> list[Case]:
-    """All published times of this benchmark, those in device memory included.
-
-    Three follow one another: of evaluation, of the forward pass of training, and of the backward pass,
-    which alone says the optimizer.
-    """
-    rows = []
-    for row in read_csv(find_shared_data("embedding", "tbe_published.csv")):
-        if row["source"].startswith("NVIDIA/recsys-examples"):
-            rows.append(row)
+    """All published times of this benchmark, those in device memory included."""
+    rows = [row for row in read_table_times() if row["source"].startswith("NVIDIA/recsys-examples")]
     cases = []
-    for number, row in enumerate(rows):
-        backward = rows[number - number % 3 + 2]
+    for row, optimizer in zip(rows, list_optimizers(rows), strict=True):
         cases.append(
             Case(
                 placement=row["placement"],
                 direction=row["direction"],
                 rows=int(row["rows"]),
                 lookups=int(row["batch"]),
-                optimizer=backward["optimizer"],
+                optimizer=optimizer,
                 evaluates="eval mode" in row["remarks"],
                 load_factor=float(row["cache_load_factor"] or 0),
                 version="version 1" if "version 1" in row["remarks"] else "version 2",
@@ -318,14 +311,7 @@ def _time_link(case: Case) -> float:
 
 # -- tables ----------------------------------------------------------------------------------------
 
-_FIGURES = {
-    "rows": "{what}",
-    "n": "{n:.0f}",
-    "geomean": "{geomean:.1f}",
-    "mean": "{mean:.1f}",
-    "p95": "{p95:.1f}",
-    "bias": "{bias:+.1f}",
-}
+_FIGURES = {"rows": "{what}", **ERROR_COLUMNS}
 _CONSTANTS = {"constant": "{name}", "in perfkit": "{kept:.3g}", "fitted again": "{fitted:.3g}"}
 _JUDGED = {
     "placement": "{placement}",

@@ -10,7 +10,7 @@ something of others. Where it is not stated how hot hot rows are, the time must 
 all rows in L2 and that with none.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,7 +19,8 @@ import numpy as np
 
 import perfkit as pk
 from benchmarks.helpers.command import command
-from benchmarks.helpers.files import find_shared_data, read_csv
+from benchmarks.helpers.errors import ERROR_COLUMNS
+from benchmarks.helpers.table_times import list_optimizers, read_table_times
 from benchmarks.helpers.tables import lay_out
 from perfkit.calibration.checks import summarize_errors
 from perfkit.fitting import LookupRoofline
@@ -34,14 +35,33 @@ from perfkit.platform.single_kernels import time_tables
 from perfkit.workloads.layers import exact_traffic
 from perfkit.workloads.tables import EmbeddingTable
 
-#: Multiprocessors of a GPU, and its platform; the H20 is an H100 with fewer of them and more memory
-#: bandwidth (78, 4.0 TB/s: https://zangshuxian.com/new/674733024499207168).
-_GPUS = {
-    "NVIDIA H100": ("h100-sxm-8", 132.0),
-    "NVIDIA H20": ("h100-sxm-8", 78.0),
-    "NVIDIA A100": ("a100-sxm-8", 108.0),
-    "AMD MI350X": ("mi355x", 256.0),
-}
+
+class Card(NamedTuple):
+    """A GPU of the published times.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    platform : str
+        A platform of such GPUs.
+    multiprocessors : float
+        Its multiprocessors [-].
+    """
+
+    name: str
+    platform: str
+    multiprocessors: float
+
+
+#: The H20 is an H100 with fewer multiprocessors and more memory bandwidth (78, 4.0 TB/s:
+#: https://zangshuxian.com/new/674733024499207168).
+_CARDS = (
+    Card("H100", "h100-sxm-8", 132.0),
+    Card("H20", "h100-sxm-8", 78.0),
+    Card("A100", "a100-sxm-8", 108.0),
+    Card("MI350X", "mi355x", 256.0),
+)
 _H20 = {"peak": 78 / 132, "memory": 4.0 / 3.35}
 #: Tables that take turns in the logs of the A100, and distinct rows of the first batch of their
 #: traces, which say the exponent of a Zipf law [-].
@@ -66,14 +86,19 @@ class Case:
 
     Parameters
     ----------
-    number, kernel, source, device : str
-        Its row, ``old bag``, ``new bag``, ``FBGEMM`` or ``hash``, where from, and the card.
+    number, kernel, source : str
+        Its row, ``old bag``, ``new bag``, ``FBGEMM`` or ``hash``, and where from.
+    card : Card
+        The GPU.
     table : EmbeddingTable
         Table, with the law of its lookups; uniform where that is not known.
     tables, bags : int
         Tables that take turns, and bags of a table [-].
-    direction, optimizer, group : str
-        ``forward`` or ``backward``, what updates rows, and release and mode of a hash table.
+    direction, optimizer : str
+        ``forward`` or ``backward``, and what updates rows.
+    release, mode : str
+        Of a hash table of dynamicemb; ``evaluation``, ``training`` or ``backward``. Of others, the
+        release is empty and the mode is the direction.
     half : str
         Optimizer of the hash table, by which configurations are halved.
     is_known : bool
@@ -85,13 +110,14 @@ class Case:
     number: str
     kernel: str
     source: str
-    device: str
+    card: Card
     table: EmbeddingTable
     tables: int
     bags: int
     direction: str
     optimizer: str
-    group: str
+    release: str
+    mode: str
     half: str
     is_known: bool
     measured: float
@@ -102,24 +128,20 @@ class Case:
         return float(self.bags * self.table.pooling)
 
     @property
-    def multiprocessors(self) -> float:
-        """Multiprocessors of the card [-]."""
-        return _GPUS[self.device[:11].strip()][1]
-
-    @property
-    def platform(self) -> Platform:
-        """The card."""
-        return _load(self.device[:11].strip())
+    def group(self) -> tuple[str, str]:
+        """What one kernel is timed in: release and mode."""
+        return (self.release, self.mode)
 
 
 @cache
-def _load(device: str) -> Platform:
+def _load(card: Card) -> Platform:
     """A platform of one card."""
-    name = _GPUS[device][0]
-    if name not in list_gallery():
-        return pk.Platform.from_datasheet(name)
-    platform = pk.load_platform(name)
-    return platform.with_scale(**_H20) if device.startswith("NVIDIA H20") else platform
+    if card.platform not in list_gallery():
+        return pk.Platform.from_datasheet(card.platform)
+    platform = pk.load_platform(card.platform)
+    if card.name == "H20":
+        return platform.with_scale(**_H20)
+    return platform
 
 
 @cache
@@ -162,50 +184,57 @@ def _find_kernel(row: Mapping[str, str]) -> str:
     return "new bag" if "with this change" in row["remarks"] else "old bag"
 
 
-def _find_group(row: Mapping[str, str]) -> str:
-    """Release and mode of a hash table."""
-    remarks = row["remarks"]
-    if "dynamicemb" not in remarks:
+def _find_card(device: str) -> Card:
+    """The card of a published row."""
+    [card] = [card for card in _CARDS if card.name in device]
+    return card
+
+
+def _find_release(row: Mapping[str, str]) -> str:
+    """Release of a hash table of dynamicemb; empty for others."""
+    if "dynamicemb" not in row["remarks"]:
+        return ""
+    version = "version 1" if "version 1" in row["remarks"] else "version 2"
+    return f"{row['date'][:7]} {version}"
+
+
+def _find_mode(row: Mapping[str, str]) -> str:
+    """Whether a hash table of dynamicemb is evaluated or trained; the direction of others."""
+    if "dynamicemb" not in row["remarks"] or row["direction"] == "backward":
         return row["direction"]
-    version = "version 1" if "version 1" in remarks else "version 2"
-    mode = row["direction"]
-    if mode == "forward":
-        mode = "evaluation" if "eval mode" in remarks else "training"
-    return f"{row['date'][:7]} {version}, {mode}"
+    return "evaluation" if "eval mode" in row["remarks"] else "training"
+
+
+def _read_case(row: Mapping[str, str], half: str) -> Case:
+    """A published time."""
+    kernel = _find_kernel(row)
+    law = _find_law(row)
+    table = EmbeddingTable(
+        int(row["rows"]), int(row["dim"]), float(row["pooling"]), law=law, name=row["id"]
+    )
+    return Case(
+        number=row["id"],
+        kernel=kernel,
+        source=row["source"].split()[0],
+        card=_find_card(row["device"]),
+        table=table,
+        tables=_TABLES_OF_LOG if "12 tables" in row["remarks"] else 1,
+        bags=int(row["batch"]),
+        direction=row["direction"],
+        optimizer="adam" if row["optimizer"] == "adam" else "sgd",
+        release=_find_release(row),
+        mode=_find_mode(row),
+        half=half,
+        is_known=row["alpha"] != "" or law is not None or kernel == "FBGEMM",
+        measured=1e-6 * float(row["time_us"]),
+    )
 
 
 def read_cases() -> list[Case]:
     """All published times of device memory."""
-    published = read_csv(find_shared_data("embedding", "tbe_published.csv"))
-    rows = [row for row in published if row["placement"] == "device"]
-    cases = []
-    for number, row in enumerate(rows):
-        kernel = _find_kernel(row)
-        half = ""
-        if kernel == "hash":  # evaluation, training and backward pass follow one another
-            half = rows[min(number - number % 3 + 2, len(rows) - 1)]["optimizer"]
-        law = _find_law(row)
-        table = EmbeddingTable(
-            int(row["rows"]), int(row["dim"]), float(row["pooling"]), law=law, name=row["id"]
-        )
-        cases.append(
-            Case(
-                number=row["id"],
-                kernel=kernel,
-                source=row["source"].split()[0],
-                device=row["device"],
-                table=table,
-                tables=_TABLES_OF_LOG if "12 tables" in row["remarks"] else 1,
-                bags=int(row["batch"]),
-                direction=row["direction"],
-                optimizer="adam" if row["optimizer"] == "adam" else "sgd",
-                group=_find_group(row),
-                half=half,
-                is_known=row["alpha"] != "" or law is not None or kernel == "FBGEMM",
-                measured=1e-6 * float(row["time_us"]),
-            )
-        )
-    return cases
+    rows = [row for row in read_table_times() if row["placement"] == "device"]
+    halves = list_optimizers(rows)
+    return [_read_case(row, half) for row, half in zip(rows, halves, strict=True)]
 
 
 class Work(NamedTuple):
@@ -229,9 +258,9 @@ class Work(NamedTuple):
 @cache
 def size(case: Case) -> Work:
     """What the kernel of a case does, with bytes at the share of the bandwidth that is assumed."""
-    platform, table = case.platform, case.table
+    platform, table = _load(case.card), case.table
     share = platform.kernels[_ASSUMED]["memory_efficiency"]
-    waiting = case.lookups / case.multiprocessors
+    waiting = case.lookups / case.card.multiprocessors
     if case.kernel.endswith("bag"):
         waiting *= float(round_up(table.dim, WARP))
     if case.direction == "backward":
@@ -290,16 +319,15 @@ def _solve(columns: Sequence[Sequence[float]], targets: Sequence[float]) -> list
 
 def fit_bag(cases: Sequence[Case]) -> Constants:
     """Time of a number, and of a row in L2 where some have skewed lookups; cards differ."""
-    launch = 2.2e-6
-    targets = [case.measured - launch for case in cases]
+    targets = [case.measured - BAG.launch for case in cases]
     works = [size(case) for case in cases]
     missing = [work.waiting * (1 - work.hits) for work in works]
     hitting = [work.waiting * work.hits for work in works]
     if max(work.hits for work in works) < 0.1:  # none has enough to say it
         [each] = _solve([[work.waiting for work in works]], targets)
-        return Constants(launch, each, 1.0, OVERLAPPED)
+        return Constants(BAG.launch, each, 1.0, OVERLAPPED)
     each, of_hit = _solve([missing, hitting], targets)
-    return Constants(launch, each, min(of_hit / each, 1.0), OVERLAPPED)
+    return Constants(BAG.launch, each, min(of_hit / each, 1.0), OVERLAPPED)
 
 
 def fit_hash(cases: Sequence[Case]) -> Constants:
@@ -316,12 +344,15 @@ def fit_hash(cases: Sequence[Case]) -> Constants:
 def _judge(cases: Sequence[Case], constants: Constants, rule: str) -> Iterator[dict[str, Any]]:
     """Errors of cases."""
     for case in cases:
-        before = size(case).moving + 2.2e-6
+        before = size(case).moving + BAG.launch
         predicted = constants.time(case)
         row: dict[str, Any] = {
             "number": case.number,
             "kernel": case.kernel,
-            "case": f"{case.device[7:13].strip()} {case.lookups:,.0f} {case.group or case.direction}",
+            "case": f"{case.card.name}, {case.lookups:,.0f}",
+            "release": case.release,
+            "mode": case.mode,
+            "direction": case.direction,
             "rule": rule,
             "source": case.source,
             "measured": case.measured,
@@ -375,10 +406,13 @@ def judge_across(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
     """Hash tables of HugeCTR, which search alone, with those of dynamicemb in evaluation (both
     versions of the newer release), and FBGEMM's kernel by its bytes."""
     hashed = [case for case in cases if case.kernel == "hash"]
-    evaluated = [c for c in hashed if c.group.startswith("2025-09") and "evaluation" in c.group]
+    evaluated = []
+    for case in hashed:
+        if case.release.startswith("2025-09") and case.mode == "evaluation":
+            evaluated.append(case)
     other = [case for case in hashed if not case.source.endswith("examples")]
     yield from _judge(other, fit_hash(evaluated), "other source")
-    by_bytes = Constants(2.2e-6, 0.0, 1.0, 1.0)
+    by_bytes = Constants(BAG.launch, 0.0, 1.0, 1.0)
     yield from _judge([c for c in cases if c.kernel == "FBGEMM"], by_bytes, "bytes alone")
 
 
@@ -392,13 +426,11 @@ def judge_swapped(cases: Sequence[Case]) -> list[dict[str, Any]]:
             of_group = [case for case in members if case.group == group]
             fitted = fit_hash([case for case in of_group if case.lookups != lookups])
             rows += _judge([c for c in of_group if c.lookups == lookups], fitted, "other batch")
-    modes: Callable[[Case], str] = lambda case: case.group.partition(", ")[2]  # noqa: E731
-    releases: Callable[[Case], str] = lambda case: case.group.partition(", ")[0]  # noqa: E731
-    for release in dict.fromkeys(map(releases, members)):
-        for mode in dict.fromkeys(map(modes, members)):
-            others = [c for c in members if releases(c) != release and modes(c) == mode]
-            own = [c for c in members if releases(c) == release and modes(c) == mode]
-            rows += _judge(own, fit_hash(others), "other release")
+    for release, mode in dict.fromkeys(case.group for case in members):
+        of_mode = [case for case in members if case.mode == mode]
+        others = [case for case in of_mode if case.release != release]
+        own = [case for case in of_mode if case.release == release]
+        rows += _judge(own, fit_hash(others), "other release")
     return rows
 
 
@@ -432,6 +464,8 @@ _COLUMNS = {
     "row": "{number}",
     "kernel": "{kernel}",
     "card, lookups": "{case}",
+    "release": "{release}",
+    "mode": "{mode}",
     "L2 has": "{hits:.0%}",
     "with": "{rule}",
     "measured": "{measured:time}",
@@ -444,11 +478,7 @@ _COLUMNS = {
 }
 _FIGURES = {
     "times": "{what}",
-    "n": "{n:.0f}",
-    "geomean": "{geomean:.1f}",
-    "mean": "{mean:.1f}",
-    "p95": "{p95:.1f}",
-    "bias": "{bias:+.1f}",
+    **ERROR_COLUMNS,
     "mean of bytes alone": "{before:.1f}",
 }
 
@@ -465,8 +495,9 @@ def list_figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Figures of all times, and of each kernel."""
     kernels = dict.fromkeys(row["kernel"] for row in rows)
     figures = [_sum_up("all", rows)]
-    figures.append(_sum_up("forward", [row for row in rows if "backward" not in row["case"]]))
-    figures.append(_sum_up("backward", [row for row in rows if "backward" in row["case"]]))
+    for direction in ("forward", "backward"):
+        of_direction = [row for row in rows if row["direction"] == direction]
+        figures.append(_sum_up(direction, of_direction))
     for kernel in kernels:
         figures.append(_sum_up(kernel, [row for row in rows if row["kernel"] == kernel]))
     return figures

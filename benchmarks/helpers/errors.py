@@ -51,15 +51,15 @@ def judge(rows: Sequence[Row]) -> dict[str, float]:
     return {**figures, "inside": 100 * float(share)}
 
 
-_FIGURES = {
-    "rows": "{what}",
+#: Columns of a table of the figures of `summarize_errors` [%].
+ERROR_COLUMNS = {
     "n": "{n:.0f}",
     "geomean": "{geomean:.1f}",
     "mean": "{mean:.1f}",
     "p95": "{p95:.1f}",
     "bias": "{bias:+.1f}",
-    "inside": "{inside:.0f}",
 }
+_FIGURES = {"rows": "{what}", **ERROR_COLUMNS, "inside": "{inside:.0f}"}
 
 
 def lay_out_errors(groups: Mapping[str, Sequence[Row]]) -> str:

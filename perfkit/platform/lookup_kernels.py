@@ -47,7 +47,7 @@ class LookupConstants:
     source: str
 
 
-#: PyTorch's bag since its change of 2025-11, and how many times as long it took before [-].
+#: PyTorch's bag since its change of 2025-11.
 BAG = LookupConstants(
     launch=2.2e-6,
     per_lookup=0.0,
@@ -59,7 +59,6 @@ BAG = LookupConstants(
     source="perfkit, h100-1: in its own steps, PyTorch 2.11; rows in L2: "
     "rishucoding/reproduce_MICRO24_GPU_DLRM_inference, arXiv 2410.22249",
 )
-OLD_BAG = 1.53
 _DYNAMICEMB = (
     "NVIDIA/recsys-examples, corelib/dynamicemb/benchmark/README.md at 6f7281aa, tables in device "
     "memory of versions 1 and 2, in training"
