@@ -473,6 +473,19 @@ def test_where_nothing_fits_an_offload_of_the_smallest_strategy_is_named() -> No
     assert "offload" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "adagrad", "adamw", "adamw_8bit", "muon", "adafactor"]
+)
+def test_where_nothing_fits_each_optimizer_has_advice(optimizer: str) -> None:
+    """``fused=True`` is tried of those alone that have such a kernel; others refuse it."""
+    model = pk.Transformer.gpt2(batch=8, layers=2, dtype="bf16", optimizer=optimizer)
+    with pytest.raises(
+        ValueError, match=r"no strategy on 1 ranks fits into 500 MB.* take "
+    ) as caught:
+        pk.explore(model, "h100-sxm-8", 1, memory=0.5e9)
+    assert "fused=False" not in str(caught.value)
+
+
 def test_memory_with_its_reserve_is_set_beside_what_it_must_fit() -> None:
     """GiB of a device of so many GB, or what was stated: no row says that more fits into less."""
     gpt = pk.Transformer.preset("gpt3-6.7b", batch=64, dtype="bf16", mixed=True, fused=True)

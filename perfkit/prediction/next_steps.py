@@ -12,6 +12,7 @@ import numpy as np
 
 from perfkit.ground.units import format_bytes, format_time
 from perfkit.models.checkpoints import EVERY_LAYER
+from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.host_memory import knows_host, share_hosts
 from perfkit.platform.platform import Platform
 from perfkit.prediction.memory import Room
@@ -196,14 +197,14 @@ def list_next_steps(
     steps : NextSteps
         Of each kind the fastest that is enough alone: an optimizer without workspace, smaller
         micro-batches, sequences of which a micro-batch has one and that ranks share, shards of what
-        replicas hold, checkpoints, and offload, where the memory of the host is known and large enough. The `MOST_NAMED` fastest of these, and then more ranks, while
-        the platform has them.
+        replicas hold, checkpoints, and offload, where the memory of the host is known and large
+        enough. The `MOST_NAMED` fastest of these, and then more ranks, while the platform has them.
 
     Notes
     -----
     Memory and times are those of `perfkit.prediction.strategies.price_strategies`.
     """
-    kinds = _list_changes(model, platform, strategy, stack)
+    kinds = _list_changes(model, strategy, stack)
     more_ranks = _list_more_ranks(platform, strategy)
 
     def price(changes: Sequence[Sequence[_Change]]) -> list[_Outcome | None]:
@@ -391,7 +392,7 @@ def _price_together(
 
 
 def _list_changes(
-    model: Transformer, platform: Platform, s: Strategy, stack: str | Stack | None
+    model: Transformer, s: Strategy, stack: str | Stack | None
 ) -> list[list[_Change]]:
     """Settings of a strategy that need less on the same ranks, by kind."""
     zero = int(s.zero)
@@ -453,9 +454,13 @@ def has_workspace(model: Transformer) -> bool:
     Returns
     -------
     has : bool
-        True for one that updates many weights at once, one step after the other.
+        True for one that updates many weights at once, one step after the other, and has a kernel for
+        all steps, too.
     """
-    return not (model.fused or model.optimizer_in_backward)
+    optimizer = find_optimizer(model.optimizer)
+    # of weights that an optimizer leaves to another one, that one has it
+    has_kernel = "fused" in optimizer.forms or optimizer.others != ""
+    return has_kernel and not (model.fused or model.optimizer_in_backward)
 
 
 def _list_more_ranks(platform: Platform, s: Strategy) -> list[_Change]:

@@ -188,7 +188,8 @@ def predict(
         and execution leave at their defaults. By default the usual one, see
         `perfkit.workloads.stack.name_usual_stacks`: gradients of micro-batches are added up as it
         does, products are padded where it pads them, and its level scales the time; its other facts
-        change nothing, as the padding of the vocabulary by Megatron-LM: state it for these. Captured graphs stay as they are.
+        change nothing, as the padding of the vocabulary by Megatron-LM: state it for these. Captured
+        graphs stay as they are.
 
     Returns
     -------

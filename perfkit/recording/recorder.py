@@ -221,9 +221,8 @@ class Recorder(TorchDispatchMode):
         self.packing = False  # whether a hook of the user saves a tensor for the backward pass
         self._copying = False  # whether a tensor is copied between host and GPU
         self.optimizers: set[int] = set()  # identities of those that the recorded call runs
-        self.optimizer_names: dict[
-            str, None
-        ] = {}  # names of their classes, in the order of their calls
+        # names of their classes, in the order of their calls
+        self.optimizer_names: dict[str, None] = {}
         self.lost = ""  # what a thread of the step does that the capture cannot follow
         self.trail = Trail()  # what the present call of the step does, in brief
         # operations whose work has no model, in the order they were met

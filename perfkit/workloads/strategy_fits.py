@@ -35,8 +35,7 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         the whole model without buffers, `frozen_format` such that share no weights,
         `optimizer_in_backward` one rank and one micro-batch, and an optimizer whose updates depend on
         the shape of a weight replicas that share no states. Ranks do not share the tokens of images,
-        which have a `patch`. A
-        `reduce_dtype` needs replicas that share something or have buffers.
+        which have a `patch`. A `reduce_dtype` needs replicas that share something or have buffers.
     """
     spread = spread_chunks(model.all_layers, s)
     keeps_states = np.equal(s.offload, "none")
