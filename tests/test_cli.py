@@ -421,7 +421,9 @@ def test_shard_writes_a_plan_for_torchrec_and_judges_it(capsys: Capture, tmp_pat
     said = capsys.readouterr().out
     assert "torchrec.json: yours" in said and "nothing better than" in said
     assert run(f"{line} {form}") == 0
-    assert "name the module, or read" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "name the module, or read" in said.err
+    assert "for 'sparse_arch.embedding_bag_collection' of the model" in said.out
     for option, fault in {
         "--format torchrec": "is the form of --out",
         "--module a": "--format",

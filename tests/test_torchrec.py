@@ -72,6 +72,9 @@ def test_devices_are_numbered_by_node() -> None:
         Plan(64, (11,)).to_torchrec(table)
     with refuse("ranks_per_node is 3; it must divide the 16 ranks"):
         plan.to_torchrec(table, ranks_per_node=3)
+    for path in ("sparse..ebc", " ebc", "ebc.", "a b"):
+        with refuse(f"module is {path!r}; it must be the path of the embedding collection"):
+            plan.to_torchrec(table, module=path)
     with refuse("device is 'gpu'; known are cuda, cpu"):
         plan.to_torchrec(table, device="gpu")
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -16,7 +15,7 @@ from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.commands.this_machine import check_measurable
 from perfkit.ground.results import write_cells
 from perfkit.ground.targets import write_text
-from perfkit.ground.units import check_choice, format_table
+from perfkit.ground.units import check_choice, escape, format_table, show
 from perfkit.workloads import dlrm
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.tables import TableSet
@@ -195,12 +194,13 @@ class _PlanFile(NamedTuple):
     form: str
     module: str | None
 
-    def write(self, result: pk.ShardingResult) -> Path:
-        """Write the plan of a search."""
+    def write(self, result: pk.ShardingResult) -> str:
+        """Write the plan of a search, and say where, and which modules of a model it is for."""
         if self.form == "perfkit":
-            return result.plan.save(str(self.out))
+            return f"written to {result.plan.save(str(self.out))}"
         modules = result.to_torchrec(module=self.module, plain=True)
-        return write_text(str(self.out), _write_modules(modules))
+        path = write_text(str(self.out), _write_modules(modules))
+        return f"written to {path}, for {escape(', '.join(map(show, modules)), 400)} of the model"
 
 
 def _write_modules(modules: Mapping[str, Mapping[str, Any]]) -> str:
@@ -270,7 +270,7 @@ def _search(
     if judged is not None:
         lines += ["", f"{plan_file}: {judged.explain()}"]
     if target.out is not None:
-        written = f"written to {target.write(result)}"
+        written = target.write(result)
         if judged is not None and judged.best is judged.yours and judged.yours.time < result.time:
             written += f": the plan that was found; that of {plan_file} is faster"
         lines.append(written)

@@ -205,6 +205,13 @@ def is_file_name(source: str) -> bool:
     return "\n" not in source and source.lower().endswith(LOG_SUFFIXES)
 
 
+def name_source(source: str | Path | Sequence[str]) -> str:
+    """The name of printed statistics in errors: that of their file, or ``source``."""
+    if isinstance(source, Path) or (isinstance(source, str) and is_file_name(source)):
+        return escape(source, 200)
+    return "source"
+
+
 def has_statistics(text: str) -> bool:
     """Whether a text has a line of statistics: their title, or the head of their table."""
     return _TITLE in text or re.search(r"#\s+FQN\s{2,}Sharding", text) is not None

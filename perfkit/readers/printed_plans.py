@@ -12,8 +12,8 @@ from perfkit.readers.planner_statistics import (
     SHARDING_TYPES,
     PlannedTable,
     PlannerStatistics,
-    is_file_name,
     is_list_of_lines,
+    name_source,
     read_planner_statistics,
 )
 from perfkit.readers.torchrec_tables import (
@@ -200,9 +200,7 @@ def read_plan(
             "or a file with it; Plan.from_torchrec reads the plan itself, and Plan.load a file of "
             "perfkit's"
         )
-    origin = "source"
-    if isinstance(source, Path) or (isinstance(source, str) and is_file_name(source)):
-        origin = escape(source, 200)
+    origin = name_source(source)
     statistics = read_planner_statistics(source, origin=origin)
     if not all(table.ranks for table in statistics.tables):
         raise ValueError(
@@ -255,9 +253,7 @@ def take_printed_kernels(
         For statistics that cannot be read, for other tables, and for kernels that perfkit does not
         price.
     """
-    origin = "source"
-    if isinstance(source, Path) or (isinstance(source, str) and is_file_name(source)):
-        origin = escape(source, 200)
+    origin = name_source(source)
     statistics = read_planner_statistics(source, origin=origin)
     kernels = dict[int, PlannedTable]()
     for printed, table in zip(

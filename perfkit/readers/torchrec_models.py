@@ -3,7 +3,7 @@
 TorchRec need not be installed: objects are known by what they have.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perfkit.ground.files import reading
@@ -182,7 +182,7 @@ def _list_configs(module: Any) -> Sequence[Any] | None:
     for name in _METHODS:
         method = getattr(module, name, None)
         if callable(method):
-            return _as_list(method())
+            return list(method())
     for name in _WRAPPED:
         inner = getattr(module, name, None)
         if inner is not None:
@@ -192,13 +192,8 @@ def _list_configs(module: Any) -> Sequence[Any] | None:
     for name in _ATTRIBUTES:
         configs = getattr(module, name, None)
         if isinstance(configs, list | tuple):
-            return _as_list(configs)
+            return list(configs)
     return None
-
-
-def _as_list(configs: Iterable[Any]) -> list[Any]:
-    """Configurations as a list."""
-    return list(configs)
 
 
 def _is_weighted(collection: Any) -> bool:

@@ -40,6 +40,7 @@ from perfkit.workloads.torchrec_format import (
     MODULE,
     Target,
     check_accepted,
+    check_module,
     check_ranks,
     find_node_size,
     list_modules,
@@ -571,7 +572,8 @@ class Plan:
         module : str, optional
             Path of the embedding collection in the model; by default that of each table, and for
             tables that name none ``sparse_arch.embedding_bag_collection``, as in TorchRec's DLRM. A
-            path that the model lacks is no error in TorchRec: it copies the tables to all ranks.
+            path that the model lacks is no error in TorchRec: it copies the tables to all ranks. The
+            path of a collection that is the whole model is ``""``.
         ranks_per_node : int, optional
             Ranks of a node, by which GPUs are numbered; by default those of a ``table_row_wise``
             table, which fills a node, else all ranks [-].
@@ -621,7 +623,7 @@ class Plan:
     ) -> tuple[dict[str, Any], list[str]]:
         """What `to_torchrec` gives, and what is said of the paths of modules."""
         tables = list_tables("tables", tables)
-        check_type("module", module, str | None)
+        check_module(module)
         check_choice("device", device, DEVICES)
         target = Target(self.ranks, self._find_node_size(ranks_per_node, device), device, pooled)
         shards: list[list[Shard]] = [[] for _ in self.owners]

@@ -1,6 +1,7 @@
 """Plans in TorchRec's form: what it accepts, its JSON and its objects. TorchRec need not be installed
 to write or read them."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.util import find_spec
@@ -121,6 +122,33 @@ def find_node_size(
             "example"
         )
     return ranks
+
+
+def check_module(module: Any) -> None:
+    """Refuse what is no path of a module, which TorchRec would take for one that the model lacks.
+
+    Parameters
+    ----------
+    module : str or None
+        The path, empty for the whole model.
+
+    Raises
+    ------
+    ValueError
+        For another type, and for a path with spaces or empty parts.
+
+    Examples
+    --------
+    >>> check_module("sparse..ebc")
+    Traceback (most recent call last):
+    ...
+    ValueError: module is 'sparse..ebc'; it must be the path of the embedding collection, as 'sparse.ebc'
+    """
+    check_type("module", module, str | None)
+    if module and re.fullmatch(r"[^\s.]+(\.[^\s.]+)*", module) is None:
+        raise ValueError(
+            f"module is {show(module)}; it must be the path of the embedding collection, as 'sparse.ebc'"
+        )
 
 
 def check_accepted(
