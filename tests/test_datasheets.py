@@ -1,6 +1,7 @@
 """Numbers of datasheets lie where those of their kind of device can lie: a wrong power of ten, a rate
 with sparsity or both ways of a link does not pass."""
 
+import csv
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +10,9 @@ from typing import NamedTuple
 import pytest
 
 import perfkit as pk
+from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import Quantity
+from perfkit.platform import datasheets
 from perfkit.platform.datasheets import (
     Datasheet,
     list_datasheets,
@@ -269,3 +272,24 @@ def test_a_node_that_nobody_builds_is_said_with_one_that_there_is() -> None:
     unknown = read_datasheet("rtx-4090")
     assert unknown.node is None
     assert note_large_node(unknown.device, 64, 64) == ()
+
+
+def test_rates_of_caches_are_those_of_known_devices() -> None:
+    """A name that no datasheet has would be passed over."""
+    with find_reference("published", "l2_bandwidth.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    systems = [system for row in rows for system in row["systems"].split()]
+    assert len(set(systems)) == len(systems)
+    assert set(systems) <= set(list_datasheets())
+    for system in systems:
+        assert read_datasheet(system).device.memory[0].bandwidth is not None
+
+
+def test_a_rate_without_a_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would replace the bandwidth of the memory."""
+    bare = "mi300x"
+    assert read_datasheet(bare).device.memory[0].name != "L2"
+    rate = datasheets._read_caches()["h100-sxm"]
+    monkeypatch.setattr(datasheets, "_read_caches", lambda: {bare: rate})
+    with pytest.raises(ValueError, match="has no L2 capacity before its memory; add that row"):
+        read_datasheet(bare)

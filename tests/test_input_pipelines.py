@@ -56,9 +56,10 @@ def test_pipelines_are_known_by_their_names_and_those_of_torchrec() -> None:
         make("fast")
     with pytest.raises(ValueError, match="pipeline is ''; it must be one of"):
         make("")
-    for name in REFUSED:
-        with pytest.raises(ValueError, match=f"pipeline is '{name}'; .* not modelled; take '"):
-            make(name)
+    for refused in REFUSED.values():
+        for name in (refused.name, refused.torchrec_name):
+            with pytest.raises(ValueError, match=f"pipeline is '{name}'; .* not modelled; take '"):
+                make(name)
 
 
 def test_what_a_pipeline_cannot_do_is_refused() -> None:

@@ -127,6 +127,11 @@ def read_datasheet(system: str) -> Datasheet:
             memory.append(MemoryLevel(level, quantity, found.get((f"{level} bandwidth", ""))))
     caches = _read_caches().get(system)
     if caches is not None:
+        if memory[0].name != "L2":
+            raise ValueError(
+                f"published/l2_bandwidth.csv has {system!r}, whose datasheet has no L2 capacity before its "
+                "memory; add that row"
+            )
         memory[0] = _add_cache_rate(memory[0], caches, peaks["fp32"])
     links = {}
     for name in _LINKS:

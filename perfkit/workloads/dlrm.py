@@ -389,27 +389,30 @@ class DLRM:
         cross_layers = check_positive("cross", cross[0], integer=True)
         cross_rank = check_positive("cross", cross[1], integer=True)
         width = check_size("dim", choose("dim", dim))
-        tables = _make_tables(
-            {
-                "rows": choose("rows", rows),
-                "pooling": choose("pooling", pooling),
-                "exponent": exponent,
-                "weighted": weighted,
-                "managed_collision": managed_collision,
-                "kernel": kernel,
-                "load_factor": load_factor,
-            },
-            width,
-            ITEMSIZE[table_dtype],
-        )
+        of_each_table = {
+            "rows": choose("rows", rows),
+            "pooling": choose("pooling", pooling),
+            "exponent": exponent,
+            "weighted": weighted,
+            "managed_collision": managed_collision,
+            "kernel": kernel,
+            "load_factor": load_factor,
+        }
+        tables = _make_tables(of_each_table, width, ITEMSIZE[table_dtype])
+        batch = check_size("batch", batch)
+        bottom = _end_with("bottom", choose("bottom", bottom), width)
+        top = _end_with("top", choose("top", top), 1)
+        features = check_size("features", choose("features", features))
+        check_choice("reduction", reduction, _CHOICES["reduction"])
+        pipeline = find_pipeline(pipeline).name
         set_fields(
             self,
             name=preset or "dlrm",
-            batch=check_size("batch", batch),
+            batch=batch,
             tables=tables,
-            bottom=_end_with("bottom", choose("bottom", bottom), width),
-            top=_end_with("top", choose("top", top), 1),
-            features=check_size("features", choose("features", features)),
+            bottom=bottom,
+            top=top,
+            features=features,
             sparse=sparse,
             embedding=embedding,
             fused=fused,
@@ -422,10 +425,10 @@ class DLRM:
             overlap=overlap,
             table_dtype=table_dtype,
             separate_exchange=separate_exchange,
-            reduction=check_choice("reduction", reduction, _CHOICES["reduction"]),
+            reduction=reduction,
             delay_weights=delay_weights,
             epilogues=epilogues,
-            pipeline=find_pipeline(pipeline).name,
+            pipeline=pipeline,
             family="dlrm",
         )
 

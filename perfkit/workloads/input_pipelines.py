@@ -57,28 +57,60 @@ INPUT_PIPELINES = {
         ),
     )
 }
-#: Pipelines of TorchRec that are known and not modelled, with what to take in their place.
+
+
+class RefusedPipeline(NamedTuple):
+    """A pipeline of TorchRec that is known and not modelled.
+
+    Parameters
+    ----------
+    name, torchrec_name : str
+        How people ask for it, and TorchRec's class.
+    behaviour, advice : str
+        What it does, and what to take in its place.
+    """
+
+    name: str
+    torchrec_name: str
+    behaviour: str
+    advice: str
+
+
+#: All of them, by name.
 REFUSED = {
-    "sparse_dist_lite": (
-        "TrainPipelineSparseDistLite exchanges the indices of a batch at the begin of its own step",
-        "take 'base', which does so, too",
-    ),
-    "fused_sparse_dist": (
-        "TrainPipelineFusedSparseDist looks tables up on a stream of its own",
-        "take 'sparse_dist', which looks them up in the step",
-    ),
-    "semi_sync": (
-        "TrainPipelineSemiSync looks up rows before the updates of the batch ahead",
-        "take 'sparse_dist', whose lookups wait for these",
-    ),
-    "prefetch_sparse_dist": (
-        "PrefetchTrainPipelineSparseDist fetches rows of uvm_caching tables one batch ahead",
-        "take 'sparse_dist', which fetches them in the step",
-    ),
-    "staged": (
-        "StagedTrainPipeline runs stages that its user writes",
-        "take 'sparse_dist' or 'base'",
-    ),
+    pipeline.name: pipeline
+    for pipeline in (
+        RefusedPipeline(
+            "sparse_dist_lite",
+            "TrainPipelineSparseDistLite",
+            "exchanges the indices of a batch at the begin of its own step",
+            "take 'base', which does so, too",
+        ),
+        RefusedPipeline(
+            "fused_sparse_dist",
+            "TrainPipelineFusedSparseDist",
+            "looks tables up on a stream of its own",
+            "take 'sparse_dist', which looks them up in the step",
+        ),
+        RefusedPipeline(
+            "semi_sync",
+            "TrainPipelineSemiSync",
+            "looks up rows before the updates of the batch ahead",
+            "take 'sparse_dist', whose lookups wait for these",
+        ),
+        RefusedPipeline(
+            "prefetch_sparse_dist",
+            "PrefetchTrainPipelineSparseDist",
+            "fetches rows of uvm_caching tables one batch ahead",
+            "take 'sparse_dist', which fetches them in the step",
+        ),
+        RefusedPipeline(
+            "staged",
+            "StagedTrainPipeline",
+            "runs stages that its user writes",
+            "take 'sparse_dist' or 'base'",
+        ),
+    )
 }
 
 
@@ -105,13 +137,16 @@ def find_pipeline(name: str) -> InputPipeline:
     >>> find_pipeline("TrainPipelineSparseDist").name
     'sparse_dist'
     """
-    if isinstance(name, str):
+    if isinstance(name, str) and name:
         for pipeline in INPUT_PIPELINES.values():
-            if name in (pipeline.name, pipeline.torchrec_name) and name:
+            if name in (pipeline.name, pipeline.torchrec_name):
                 return pipeline
-        if name in REFUSED:
-            reason, advice = REFUSED[name]
-            raise ValueError(f"pipeline is {name!r}; {reason}, which is not modelled; {advice}")
+        for refused in REFUSED.values():
+            if name in (refused.name, refused.torchrec_name):
+                raise ValueError(
+                    f"pipeline is {name!r}; {refused.torchrec_name} {refused.behaviour}, which is not "
+                    f"modelled; {refused.advice}"
+                )
     raise ValueError(
         f"pipeline is {show(name)}; it must be one of {', '.join(map(repr, INPUT_PIPELINES))}"
     )
