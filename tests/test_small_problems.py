@@ -1,9 +1,17 @@
 """Searches of few tables: near the best plan with little work, and never slower with more."""
 
+from dataclasses import replace
 from itertools import pairwise, product
 
+import numpy as np
+import pytest
+
 import perfkit as pk
+from perfkit.sharding.candidates import list_candidates
+from perfkit.sharding.constraints import read_constraints
+from perfkit.sharding.setup import set_up
 from perfkit.workloads.placement import Placement, Plan
+from perfkit.workloads.placement_kinds import KINDS
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 #: Rows, columns and pooling of the tables of a ranking model; five of them are large.
@@ -73,3 +81,35 @@ def test_starts_with_shards_as_no_search_makes_them_are_kept() -> None:
     apart = {"forbid": ("column_wise", "row_wise", "table_row_wise", "table_column_wise")}
     held = pk.shard(tables, "h100-sxm-8", ranks=2, steps=1, start=uneven, **apart)
     assert held.plan.placements[0].kind in ("table_wise", "data_parallel")
+
+
+def test_no_search_makes_shards_without_rows() -> None:
+    """TorchRec's kernels fail on them; 12 rows over the 8 ranks of a node are 6 blocks of 2."""
+    small_batch = TableSet(TABLES.tables, batch=4096, embedding="fused")
+    found = pk.shard(small_batch, PLATFORM, ranks=16, steps=300, split_small=True)
+    shards = found.plan.cut(small_batch.tables)
+    assert min(shard.rows for shard in shards) > 0
+    by_rows = {"table_row_wise", "row_wise"}
+    assert by_rows & {placement.kind for placement in found.plan.placements}
+    with pytest.raises(pk.InfeasibleError, match="no kind is left for 'table 7'"):
+        pk.shard(small_batch, PLATFORM, ranks=16, steps=20, forbid={7: set(KINDS) - by_rows})
+
+
+def test_tables_are_split_by_rows_where_each_block_has_some() -> None:
+    """Also those in host memory and those of the bound, whose splits are always tried."""
+    sizes = (1, 7, 8, 9, 12, 15, 16, 17, 1000)
+    tables = TableSet([EmbeddingTable(rows, 64) for rows in sizes], batch=4096, embedding="fused")
+    names = [f"table {number}" for number in range(len(sizes))]
+    problem = set_up(tables, "h100-sxm-8", 8, None, "iteration", "local")
+    constraints = read_constraints(names, 8, problem.costs.order)
+    problem = replace(problem, constraints=constraints)
+    helpful = {"row_wise": np.ones(len(sizes), dtype=bool)}
+    candidates = list_candidates(problem, helpful)
+    by_rows = candidates.unit[candidates.kind == "row_wise"].tolist()
+    split = Placement("row_wise", tuple(range(8)))
+    filled = []
+    for unit, table in zip(constraints.unit_of_table.tolist(), tables.tables, strict=True):
+        if table.rows >= 8 and all(shard.rows for shard in split.cut(table)):
+            filled.append(unit)
+    assert len(filled) == 4, "8, 15, 16 and 1,000 rows"
+    assert by_rows == sorted(filled)

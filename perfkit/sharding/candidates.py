@@ -69,6 +69,16 @@ class _Loads(NamedTuple):
     hot_row: Array
 
 
+def fill_blocks(rows: Array, blocks: int) -> np.ndarray:
+    """Which tables of so many rows have some for each of the blocks that `Placement.cut` makes.
+
+    The kernels of TorchRec fail on a shard without rows. 12 rows on 8 ranks are 6 blocks of 2, and 2
+    ranks would have none.
+    """
+    height = np.ceil(rows / blocks)
+    return np.asarray((blocks - 1) * height < rows)
+
+
 @dataclass(eq=False)
 class _EntriesOfTables:
     """Ways to place tables, which are listed kind by kind."""
@@ -162,9 +172,9 @@ class _CandidateList(_EntriesOfTables):
         it."""
         wanted_units = self.helpful.get(kind.name)
         if wanted_units is not None:
-            smallest = 1 if kind.is_everywhere else shards
-            wanted = wanted_units[self.problem.constraints.unit_of_table]
-            members = members | (wanted & (self.rows >= smallest))
+            members = members | wanted_units[self.problem.constraints.unit_of_table]
+        if kind.splits_rows:
+            members = members & fill_blocks(self.rows, shards)
         tables = self.select(kind.name, members)
         if not len(tables) and self.tables:
             return
@@ -186,6 +196,7 @@ def list_candidates(
     What rarely helps is left out: splits of tables below a fifth of the average load of a rank, and
     copies of tables whose gradient has more than four times the bytes of their pooled rows. It is
     tried where `helpful` names it: by kind, which units of tables the relaxed problem places so.
+    Splits by rows that leave a rank without rows are never tried.
     """
     costs = problem.costs
     entries = _CandidateList(problem, helpful=helpful or {})
@@ -205,8 +216,7 @@ def list_candidates(
         elif kind.splits_columns:
             _add_column_splits(entries, kind, large)
         elif kind.splits_rows:
-            parts = costs.count_parts(kind)
-            entries.add(kind, large & (entries.rows >= parts), parts)
+            entries.add(kind, large, costs.count_parts(kind))
     joined = entries.join()
     return Candidates(
         joined.unit,

@@ -686,6 +686,8 @@ class _Attempts:
         if not self.split_small:
             best = join_small_tables(problem, best.price)
             best = _join_earlier(state, search.improvements, best)
+            if search.is_small:
+                best = _settle_joined(state, best)
         fitting = [price for price in prices_of_baselines.values() if price is not None]
         if price_of_start is not None:
             fitting.append(price_of_start)
@@ -765,6 +767,19 @@ def _join_earlier(state: State, improvements: Sequence[Assignment], best: Joined
                 tables.append(number)
         best = JoinedPlan(price, tuple(tables), price.time - least_time)
     return best
+
+
+def _settle_joined(state: State, joined: JoinedPlan) -> JoinedPlan:
+    """Give tables to the best nodes once more, as small ones that were joined no longer load these."""
+    if not joined.tables or _find_assignment(state, joined.price.plan) is None:
+        return joined
+    if not state.settle_nodes():
+        return joined
+    price = price_checked_plan(state.problem, _make_plan(state, state.copy_assignment()))
+    if not price.fits or price.time >= joined.price.time:
+        return joined
+    time_with_shards = joined.price.time - joined.given_up
+    return joined._replace(price=price, given_up=max(price.time - time_with_shards, 0.0))
 
 
 def _choose(prices: Sequence[PlanPrice]) -> PlanPrice:

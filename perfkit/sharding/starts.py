@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array, steady
+from perfkit.sharding.candidates import fill_blocks
 from perfkit.sharding.problem import DEVICE_RESOURCES, REDUCED, Resource
 from perfkit.sharding.state import State
-from perfkit.workloads.placement_kinds import PLACEMENT_KINDS, WHOLE, Reach
+from perfkit.workloads.placement_kinds import COPIED, KIND_OF_NAME, PLACEMENT_KINDS, WHOLE, Reach
 
 #: Largest shard of a table that is split by columns in a start, over the average load of a rank
 #: [-].
@@ -200,12 +201,22 @@ def _spread_large_units(state: State, base: np.ndarray, share: float) -> np.ndar
 
 
 def _choose_one_kind(state: State) -> list[np.ndarray]:
-    """Candidates of one kind for all units that can have it, by kind."""
+    """Candidates of one kind for all units that can have it, by kind.
+
+    Tables with too few rows for a split by rows are copied, if they can be: one whole table would
+    need an exchange of pooled rows, which neither needs.
+    """
     candidates = state.candidates
-    units = len(candidates.first_of_unit)
+    tables = state.problem.costs.workload.tables
+    rows = np.array([tables[members[0]].rows for members in state.problem.constraints.units])
     chosen = []
-    for kind in np.unique(candidates.kind):
-        chosen.append(candidates.choose_kinds(np.full(units, kind)))
+    for name in np.unique(candidates.kind).tolist():
+        kind = KIND_OF_NAME[name]
+        kinds = np.full(len(rows), name)
+        if kind.splits_rows:
+            can_be_split = fill_blocks(rows, state.problem.costs.count_parts(kind))
+            kinds = np.where(can_be_split, name, COPIED.name)
+        chosen.append(candidates.choose_kinds(kinds))
     return chosen
 
 

@@ -129,3 +129,5 @@ HYBRID = PlacementKind(
 KIND_OF_NAME = {kind.name: kind for kind in (*PLACEMENT_KINDS, HYBRID)}
 #: The kind of a table that is whole on one rank.
 WHOLE = KIND_OF_NAME["table_wise"]
+#: The kind of a table that is copied to every rank.
+COPIED = KIND_OF_NAME["data_parallel"]
