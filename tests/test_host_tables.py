@@ -309,7 +309,7 @@ def test_the_command_line_puts_tables_into_host_memory(
     tables.write_text("name,rows,dim,pooling\nfew,80000000,128,1\nmany,80000000,128,30\n")
     line = f"shard --tables {tables} --batch 1024 --embedding fused --platform h100-sxm-8 --ranks 1"
     words = [*line.split(), "--steps", "1", "--kernels"]
-    assert main([*words, "fused,uvm_caching"]) == 0
+    assert main([*words, "fused, uvm_caching"]) == 0
     assert "1 of 2 tables lie in host memory (uvm_caching): few" in capsys.readouterr().out
     assert main([*words, "fused,hbm"]) == 2
     assert "kernels is 'hbm'" in capsys.readouterr().err

@@ -172,6 +172,14 @@ def test_kernels_of_tables_go_out_and_are_compared_when_they_come_in(
     entries["uvm"]["compute_kernel"] = "quant"
     with refuse("m.uvm: compute_kernel is 'quant'; known are fused, fused_uvm, fused_uvm_caching"):
         pk.take_kernels(taken, {"m": entries})
+    entries["uvm"]["compute_kernel"] = "fused_uvm"
+    for cache, fault in (
+        (0.3, "cache_params is 0.3; it must be a mapping"),
+        ({"load_factor": "x"}, "load_factor is 'x'"),
+    ):
+        entries["uvm_caching"]["cache_params"] = cache
+        with refuse(f"m.uvm_caching: {fault}"):
+            pk.take_kernels(taken, {"m": entries})
     with refuse("'uvm' is data_parallel, and its kernel is 'uvm'; TorchRec keeps copies in device"):
         Plan(2, (Placement("data_parallel", (0, 1)),)).to_torchrec(tables[1:2])
 

@@ -180,7 +180,7 @@ def shard_command(
         settings = keep_given(seconds=seconds, steps=steps, seed=seed, split_small=split_small)
         limits = keep_given(memory=memory, min_columns=min_columns)
         if kernels is not None:
-            limits["kernels"] = kernels.split(",")
+            limits["kernels"] = [kernel.strip() for kernel in kernels.split(",")]
         target = _PlanFile(out, form or "perfkit", module)
         answer = _search(workload, platform, ranks, limits, plan, target, settings)
     files.write(answer)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
+from perfkit.ground.files import reading
 from perfkit.ground.units import check_choice, check_positive, check_type, escape, show
 from perfkit.workloads.placement_kinds import PlacementKind
 from perfkit.workloads.table_kernels import (
@@ -267,11 +268,13 @@ def read_kernel(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> 
         return table
     check_choice(f"{place}: compute_kernel", kernel, KERNELS)
     found = KERNELS[kernel]
-    cache = entry.get("cache_params")
+    cache = entry.get("cache_params", {})
+    check_type(f"{place}: cache_params", cache, Mapping)
     load_factor = table.load_factor if found.name == table.kernel else None
-    if found.has_cache and isinstance(cache, Mapping):
+    if found.has_cache:
         load_factor = cache.get("load_factor", load_factor)
-    return replace(table, kernel=found.name, load_factor=load_factor)
+    with reading(place, "change its cache_params"):
+        return replace(table, kernel=found.name, load_factor=load_factor)
 
 
 def write_entry(
