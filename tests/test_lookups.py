@@ -192,6 +192,24 @@ def test_one_kernel_of_a_hash_table_starts_once() -> None:
     assert costs[1] - costs[0] < 0.01 * costs[0]
 
 
+def test_weights_of_lookups_leave_rows_of_hash_tables_in_the_cache() -> None:
+    """Weights of 4 B a lookup are all that a search with weights reads more, at the same rate."""
+    h100 = pk.load_platform("h100-sxm-8")
+    given: dict[str, Any] = {"rows": [10**7], "pooling": 30, "exponent": 1.2, "embedding": "hash"}
+    times = []
+    for weighted in (False, True):
+        (graph,) = pk.DLRM(batch=65536, weighted=weighted, **given).graphs(1, accelerator=True)
+        (priced,) = price([graph], h100)
+        [search] = [
+            n
+            for n, label in enumerate(graph.labels)
+            if label.variant == "hash" and label.phase == "forward"
+        ]
+        times.append(float(priced.seconds[search]))
+    share = h100.kernels["embedding_forward"]["memory_efficiency"]
+    assert 0 < times[1] - times[0] <= 1.01 * 4 * 30 * 65536 / (share * h100.device.main_bandwidth)
+
+
 def test_tables_in_turn_have_the_cache_to_themselves() -> None:
     """Two tables of 2,000 rows that are looked up 500 times each: together they do not fit."""
     laws = [Uniform(2000)] * 2

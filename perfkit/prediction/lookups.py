@@ -247,7 +247,7 @@ def _size_rows_of_tables(
     touches_table = operations.variant != "dense_rows"
     misses_as_lookup = is_forward
     if finds_empty_caches:  # fused kernels of the backward pass read rows as lookups do
-        misses_as_lookup = operations.variant == "fused"
+        misses_as_lookup = is_forward | (operations.variant == "fused")
     position = operations.operation
 
     rows.unique_bytes[position[touches_table]] = tables.unique_bytes[touches_table]
