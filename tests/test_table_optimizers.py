@@ -33,7 +33,7 @@ def test_optimizers_without_a_kernel_are_refused() -> None:
         ValueError, match=r"'rowwise_adagrad' with embedding 'fused', which updates"
     ):
         make(embedding="fused")
-    with pytest.raises(ValueError, match=r"optimizer is 'rowwise'; known are"):
+    with pytest.raises(ValueError, match=r"^table_optimizer is 'rowwise'; known are"):
         make("rowwise")
     with pytest.raises(ValueError, match=r"optimizer is 'rowwise_adagrad'; known are sgd"):
         make(optimizer=ADAGRAD)

@@ -552,7 +552,12 @@ def list_optimizers(
 
 
 def find_optimizer(
-    name: str, *, dense: bool = False, rows: bool = False, by_shape: bool = True
+    name: str,
+    *,
+    dense: bool = False,
+    rows: bool = False,
+    by_shape: bool = True,
+    argument: str = "optimizer",
 ) -> Optimizer:
     """The optimizer of a name.
 
@@ -566,6 +571,8 @@ def find_optimizer(
         Whether it has to update single rows of tables.
     by_shape : bool, optional
         Whether its updates may depend on the shape of a weight.
+    argument : str, optional
+        What errors call it.
 
     Returns
     -------
@@ -589,7 +596,7 @@ def find_optimizer(
     if isinstance(name, str) and not dense:
         name = split_form(name)[0]
     known = list_optimizers(dense=dense, rows=rows, by_shape=by_shape)
-    return OPTIMIZERS[check_choice("optimizer", name, known)]
+    return OPTIMIZERS[check_choice(argument, name, known)]
 
 
 def split_form(name: str) -> tuple[str, str]:

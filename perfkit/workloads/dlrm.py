@@ -106,7 +106,7 @@ def _check_optimizers(
     dense = find_optimizer(optimizer, dense=True, by_shape=False)
     if fused:
         dense.operations("fused")  # an error if there is no such kernel
-    update = find_optimizer(of_rows, rows=True, by_shape=False)
+    update = find_optimizer(of_rows, rows=True, by_shape=False, argument="table_optimizer")
     if embedding == "separate":
         raise ValueError(
             f"table_optimizer is {of_rows!r} with embedding 'separate', where the optimizer of all weights "
