@@ -113,3 +113,30 @@ def test_tables_are_split_by_rows_where_each_block_has_some() -> None:
             filled.append(unit)
     assert len(filled) == 4, "8, 15, 16 and 1,000 rows"
     assert by_rows == sorted(filled)
+
+
+def test_narrower_shards_find_nothing_slower() -> None:
+    """All plans with shards of 128 columns are among those with 32; searches of 50 steps once took
+    1.7 ms with these, and 1.3 ms without."""
+    given = {"ranks": 16, "steps": 50}
+    usual = pk.shard(TABLES, PLATFORM, **given)
+    told = []
+    narrow = pk.shard(
+        TABLES,
+        PLATFORM,
+        **given,
+        min_columns={2: 64},
+        progress=lambda done, time: told.append((done, time)),
+    )
+    assert narrow.time <= usual.time
+    assert narrow.bound <= usual.bound
+    shares = [done for done, _ in told]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert told[-1][1] >= narrow.time
+
+
+def test_narrow_shards_alone_are_searched_where_they_are_below_the_bound_of_wide_ones() -> None:
+    free = pk.shard(TABLES, PLATFORM, ranks=16, steps=300, min_columns=4)
+    assert free.time < pk.shard(TABLES, PLATFORM, ranks=16, steps=20).bound
+    assert free.work < 1.5 * 300 * 1.4e-4

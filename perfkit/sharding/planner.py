@@ -256,7 +256,9 @@ def shard(
         Least columns of a shard of a table that is split by columns. A table with fewer than twice
         as many is never split so. A mapping gives them by table, and the others have 128. The
         default is that of TorchRec's planner, whose ``ParameterConstraints`` call it
-        ``min_partition``; 1 sets no limit [-].
+        ``min_partition``; 1 sets no limit. With narrower shards than 128 columns a second search, with
+        as much work, tries none of them, unless the first plan is below its bound: so more freedom
+        finds nothing slower [-].
     split_small : bool, optional
         Whether small tables may stay in shards. By default a table whose weights and states take a
         thousandth of the memory of a rank or less is stored whole or copied after the search, as
@@ -374,7 +376,11 @@ def shard(
     ]
     # once for all steps of the search, as entering it takes as long as one of them
     with np.errstate(under="ignore"), follow(progress) as report:
-        attempts = _Attempts(prepared, unforbidden, forbidden, budget, split_small, start, report)
+        usual = _widen_shards(prepared.problem, constraints)
+        report_search = report if usual is None else _report_half(report)
+        attempts = _Attempts(
+            prepared, unforbidden, forbidden, budget, split_small, start, report_search
+        )
         outcome = attempts.run()
         best, baselines = outcome.best, outcome.baselines
         if outcome.state is not prepared.state:
@@ -382,6 +388,8 @@ def shard(
             fitting = [price for price in baselines.values() if price is not None]
             price = price_checked_plan(prepared.problem, best.price.plan)
             best = _choose_joined(best._replace(price=price), fitting)
+        if usual is not None:
+            best = _search_wide_shards(attempts, usual, best, report)
         # what is forbidden only makes plans slower
         bound = max(prepared.bound, attempts.bound)
         bound_of_any_width = _bound_any_width(prepared.problem, kept, forbid, bound)
@@ -406,6 +414,79 @@ def shard(
         best.given_up,
         has_stalled=outcome.has_stalled,
     )
+
+
+def _count_column_shards(problem: Problem, constraints: Constraints) -> np.ndarray:
+    """Most shards by columns of each table on these ranks [-]."""
+    columns = np.array([table.dim for table in problem.costs.workload.tables])
+    return np.minimum(constraints.count_column_shards(columns), problem.costs.ranks)
+
+
+def _widen_shards(problem: Problem, constraints: Constraints) -> Constraints | None:
+    """These constraints with at least `MIN_COLUMNS` columns in each shard; None if tables have as many
+    shards with these as without."""
+    if constraints.min_columns is None:
+        return None
+    least = np.maximum(constraints.min_columns, MIN_COLUMNS)
+    widened = replace(constraints, min_columns=least)
+    shards = _count_column_shards(problem, constraints)
+    fewer_shards = _count_column_shards(problem, widened)
+    # one shard is no split, and so is none
+    if not (np.maximum(shards, 1) > np.maximum(fewer_shards, 1)).any():
+        return None
+    return widened
+
+
+def _report_half(report: Report) -> Report:
+    """Tell of a search that another one may follow, with as much work."""
+
+    def report_search(done: float, time: float, bound: float) -> None:
+        """Tell what is done of both."""
+        report(done / 2, time, bound)
+
+    return report_search
+
+
+def _search_wide_shards(
+    attempts: "_Attempts", usual: Constraints, best: JoinedPlan, report: Report
+) -> JoinedPlan:
+    """The best plan of a search, or a faster one of a search with the usual width of shards.
+
+    More plans make a search longer, so it may miss what one among fewer plans finds. Where the plan is
+    no slower than the bound of these, none of them is searched.
+    """
+    if attempts.interrupted:
+        return best
+    bound = attempts.bound
+    problem = attempts.prepared.problem
+
+    def report_rest(done: float, time: float, bound_of_wide: float) -> None:
+        """Tell what is done of both searches, with the bound for all plans."""
+        report((1 + done) / 2, min(time, best.price.time), bound)
+
+    try:
+        prepared = _prepare(replace(problem, constraints=usual))
+        if best.price.time <= prepared.bound:
+            report(1.0, best.price.time, bound)
+            return best
+        widened = _Attempts(
+            prepared,
+            replace(attempts.unforbidden, min_columns=usual.min_columns),
+            attempts.forbidden,
+            attempts.budget,
+            attempts.split_small,
+            attempts.start,
+            report_rest,
+        )
+        found = widened.run().best
+    except InfeasibleError:  # only narrower shards fit
+        report(1.0, best.price.time, bound)
+        return best
+    attempts.work += widened.work
+    attempts.interrupted |= widened.interrupted
+    if found.price.time >= best.price.time:
+        return best
+    return found._replace(price=price_checked_plan(problem, found.price.plan))
 
 
 def _note_unpooled(problem: Problem) -> tuple[str, ...]:
@@ -445,16 +526,17 @@ def _bound_any_width(
     """Lower bound where shards may have any number of columns; None if no table is kept from more
     shards, and at most `bound`, that of the given limits [s]."""
     costs, limited = problem.costs, problem.constraints
-    columns = np.array([table.dim for table in costs.workload.tables])
     splits_columns = [kind.name for kind in PLACEMENT_KINDS if kind.splits_columns]
     names = name_tables(costs.workload.tables)
     any_width = {**kept, "min_columns": 1}
     constraints = read_constraints(names, costs.ranks, costs.order, **any_width, forbid=forbid)
-    may_be_split = np.zeros(len(columns), dtype=bool)
+    may_be_split = np.zeros(len(names), dtype=bool)
     for kind in splits_columns:
         may_be_split |= constraints.allowed[kind]
-    most_shards = np.minimum(limited.count_column_shards(columns), costs.ranks)
-    if not (may_be_split & (most_shards < np.minimum(columns, costs.ranks))).any():
+    has_fewer_shards = _count_column_shards(problem, limited) < _count_column_shards(
+        problem, constraints
+    )
+    if not (may_be_split & has_fewer_shards).any():
         return None
     unlimited = replace(problem, constraints=constraints)
     # rounding aside, more plans have no higher bound
