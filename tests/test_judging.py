@@ -2,6 +2,8 @@
 
 import json
 import re
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.gallery import load_platform
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -133,3 +136,22 @@ def test_printed_kernels_are_those_of_the_tables() -> None:
     log = [head, *(row.format(number, word, number) for number, word in enumerate(words))]
     price = pk.price_plan(BIG, "h100-sxm-8", log, ranks=4)
     assert [*price.kernels.values()] == ["fused", "uvm", "uvm_caching", "fused"]
+
+
+def test_warnings_name_the_line_that_judges() -> None:
+    modules = HEAPED.to_torchrec(TABLES.tables)
+    modules["m"]["t0"]["unknown_field"] = 1
+    platform = load_platform("h100-sxm-8")
+    others = {}
+    for name, fit in platform.collectives.items():
+        if not name.startswith("reduce_scatter"):
+            others[name] = fit
+    bare = replace(platform, collectives=others)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pk.judge_plan(TABLES, bare, modules, ranks=4, steps=20)
+    texts = [str(warning.message) for warning in caught]
+    assert any("'unknown_field' of 't0'" in text for text in texts)
+    assert any("row_wise was not tried" in text for text in texts)
+    for warning in caught:
+        assert warning.filename == __file__, warning.message

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from perfkit.ground.callers import find_stacklevel
 from perfkit.ground.files import reading
 from perfkit.ground.units import check_positive, escape, format_bytes, show
 from perfkit.readers.planner_statistics import (
@@ -223,7 +224,7 @@ def read_plan(
             f"{origin}: shards of {show(uneven[0])}{more} have different columns; it is not printed "
             "which rank has the narrower one, and the last is taken",
             UserWarning,
-            stacklevel=2,
+            stacklevel=find_stacklevel(),
         )
     with reading(origin, "pass the tables of this plan", told=True):
         return Plan.from_torchrec(entries, known, ranks=world)

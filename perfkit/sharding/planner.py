@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfkit.ground.callers import find_stacklevel
 from perfkit.ground.units import (
     Array,
     check_positive,
@@ -403,7 +404,7 @@ def shard(
         attempts.interrupted,
         baselines,
         (
-            *warn_once(tuple(reasons), 3),
+            *warn_once(tuple(reasons), find_stacklevel() + 1),
             *_note_unpooled(problem),
             *_note_full_ranks(problem, best.price),
         ),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfkit.ground.callers import find_stacklevel
 from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, check_values, reading
 from perfkit.ground.records import set_fields
 from perfkit.ground.renamed import with_old_names
@@ -752,7 +753,7 @@ class Plan:
         with reading("plan", "compare with Plan.to_torchrec"):
             read, notes = _read_torchrec(entries, tables, ranks)
         if notes:
-            warnings.warn("; ".join(notes), UserWarning, stacklevel=2)
+            warnings.warn("; ".join(notes), UserWarning, stacklevel=find_stacklevel())
         return read
 
 
