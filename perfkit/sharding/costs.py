@@ -193,23 +193,19 @@ class SeparateOperations(NamedTuple):
 
 
 class PricedOperations(NamedTuple):
-    """Operations on some tables, repeated for each table, and their prices.
+    """Operations on some tables and their prices.
 
     Parameters
     ----------
-    graph : Graph
-        All operations.
-    rows : array of int, shape (recorded operations, tables + 1)
-        Position in `graph` of each recorded operation on each table; the last one is on the empty
-        table [-].
+    separate : SeparateOperations
+        The operations, repeated for each table.
     works : tuple of Work
         What each recorded operation does.
     priced : perfkit.prediction.cost.Costs
         Times of all operations, before the scale of an iteration.
     """
 
-    graph: Graph
-    rows: np.ndarray
+    separate: SeparateOperations
     works: tuple[Work, ...]
     priced: OperationCosts
 
@@ -404,8 +400,8 @@ class Costs:
         seconds = dict.fromkeys(DEVICE_SECONDS, 0.0)
         errors = dict.fromkeys(DEVICE_SECONDS, 0.0)
         is_assumed = dict.fromkeys(DEVICE_SECONDS, False)
-        for work, rows in zip(operations.works, operations.rows, strict=True):
-            label = operations.graph.labels[rows[0]]
+        for work, rows in zip(operations.works, operations.separate.rows, strict=True):
+            label = operations.separate.graph.labels[rows[0]]
             if work is Work.OTHER_TRAFFIC or label.kind == "collective":
                 continue
             cost = _COST_OF_WORK[work]
@@ -545,24 +541,24 @@ class Costs:
         separate = _repeat_for_tables(recorded, divided.tables, self.fused)
         platform = self._scale_caches(divided.cache_scale)
         priced = self._price_operations(separate.graph, platform)
-        return PricedOperations(separate.graph, separate.rows, recorded.works, priced)
+        return PricedOperations(separate, recorded.works, priced)
 
     def _time(self, divided: DividedTables, operations: PricedOperations) -> TableTimes:
         """Times of each table, and the time to start kernels that work on all of them."""
-        device_seconds = self.scale * operations.priced.seconds[operations.rows]
+        device_seconds = self.scale * operations.priced.seconds[operations.separate.rows]
         number_of_tables = len(divided.tables)
         # the last row is of the empty table
         seconds = np.zeros((number_of_tables + 1, len(SECONDS)))
         launch = np.zeros(len(SECONDS))
         for work, rows, device_time in zip(
-            operations.works, operations.rows, device_seconds, strict=True
+            operations.works, operations.separate.rows, device_seconds, strict=True
         ):
             operation = rows.min()
-            label = operations.graph.labels[operation]
+            label = operations.separate.graph.labels[operation]
             if work is Work.OTHER_TRAFFIC or label.kind == "collective":
                 continue
             cost = _COST_OF_WORK[work]
-            host_time = self._time_host(operations.graph, operation)
+            host_time = self._time_host(operations.separate.graph, operation)
             time = device_time
             if not self.accelerated:  # the host computes as well
                 time, host_time = time + host_time, 0.0
@@ -657,14 +653,23 @@ def _sort(tables: Sequence[EmbeddingTable]) -> np.ndarray:
     return np.lexsort((order_of_laws, *keys))
 
 
-def _record(costs: Costs, divided: DividedTables) -> RecordedTables:
-    """Record the operations on each table and on an empty one at the end."""
-    workload = costs.workload
-    tables, copied = divided.tables, divided.copied
+def _stack_tables(tables: Sequence[EmbeddingTable], itemsize: int) -> EmbeddingTable:
+    """The tables, and an empty one at the end, as one whose sizes are arrays."""
     sizes: list[tuple[float, float, float]] = [(t.rows, t.dim, t.pooling) for t in tables]
     sizes.append((1.0, 1.0, 1.0))
     rows, dim, pooling = np.array(sizes).T
-    is_empty_table = np.arange(len(tables) + 1) == len(tables)
+    stack = EmbeddingTable(rows, dim, pooling, itemsize=itemsize)
+    weighted = np.array([*(table.weighted for table in tables), False])
+    if weighted.any():
+        stack = alter(stack, {"weighted": weighted})
+    return stack
+
+
+def _record(costs: Costs, divided: DividedTables) -> RecordedTables:
+    """Record the operations on each table and on an empty one at the end."""
+    workload, copied = costs.workload, divided.copied
+    count = len(divided.tables)
+    is_empty_table = np.arange(count + 1) == count
     itemsize = workload.tables[0].itemsize
     narrow = ITEMSIZE[workload.dtype] if isinstance(workload, DLRM) else itemsize
     tape = Tape(narrow, mixed=getattr(workload, "mixed", False))
@@ -674,10 +679,7 @@ def _record(costs: Costs, divided: DividedTables) -> RecordedTables:
         """Say what the operations do that were recorded since the last note."""
         works.extend([work] * (len(tape.operations) - len(works)))
 
-    stack = EmbeddingTable(rows, dim, pooling, itemsize=itemsize)
-    weighted = np.array([*(table.weighted for table in tables), False])
-    if weighted.any():
-        stack = alter(stack, {"weighted": weighted})
+    stack = _stack_tables(divided.tables, itemsize)
     samples = float(divided.samples) * ~is_empty_table
     [pooled] = layers.embedding_bags(tape, workload, [stack], samples, copied=copied)
     note(Work.LOOKUP)
