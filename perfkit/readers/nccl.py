@@ -22,6 +22,7 @@ from perfkit.ground.files import LARGEST_TEXT, check_paths, explain_content, rea
 from perfkit.ground.forks import check_threads
 from perfkit.ground.units import escape, format_bytes, show
 from perfkit.models.collectives import COLLECTIVES, OPERATIONS, bus_factor
+from perfkit.readers.nccl_facts import LogFacts, Setting, gather_facts
 from perfkit.readers.nccl_tables import (
     ADVICE,
     COLOURS,
@@ -77,21 +78,10 @@ ONE_RANK = (
     "nccl-tests with MPI=1; on one node, run it with -g and the number of GPUs"
 )
 _GPU = re.compile(r"\bdevice +\d+ +\[[^\]\n]*\] +(\S[^\r\n]*)")
-#: Network adapters that NCCL lists with NCCL_DEBUG=INFO, once for each node that says so.
-_ADAPTERS = re.compile(r"NET/IB : Using((?: \[\d+\][\w.-]+:\d+\S*)+)")
-#: Variables that take a way of the data from NCCL, or its choice of an algorithm, as it lists them
-#: or as a command or a job script sets them.
-_SETTINGS = re.compile(
-    r"\b(?:(?P<off>NCCL_(?:P2P|SHM|IB|NET)_DISABLE)|(?P<on>NCCL_NVLS_ENABLE)"
-    r"|(?P<forced>NCCL_(?:ALGO|PROTO)))\b"
-    r"(?:[\"']?\s?[=:]\s?[\"']?| set by environment to )"
-    r"(?P<value>[\w^][\w^,;:@/+-]{0,79})"
-)
-#: Variables that the network plugin of EFA sets by itself where nobody else has, in every job on
-#: such a network: aws-ofi-nccl, src/platform-aws.c (Apache-2.0).
-_BY_PLUGIN = re.compile(
-    r"NET/OFI Setting (?P<name>NCCL_\w+) to [\"']?(?P<value>[\w^,;:@/+-]{1,80})"
-)
+#: Variables that take a way of the data from NCCL, or its choice of an algorithm.
+_SWITCHES_OFF = {"NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NET_DISABLE"}
+_SWITCHES_ON = {"NCCL_NVLS_ENABLE"}
+_CHOICES = {"NCCL_ALGO", "NCCL_PROTO"}
 
 
 class LogWarning(UserWarning):
@@ -105,6 +95,7 @@ class _Content(NamedTuple):
     misfit: str | None  # the first line that does not fit, and why
     unequal: str  # hosts with unequal numbers of ranks, empty for none
     settings: str  # variables that told NCCL how to exchange, empty for none
+    facts: tuple[LogFacts, ...]  # one for each run
 
 
 class NcclLogs(NamedTuple):
@@ -114,6 +105,7 @@ class NcclLogs(NamedTuple):
     devices: dict[str, tuple[str, ...]]  # by file, as printed, sorted
     unequal: dict[str, str]  # files whose hosts hold unequal numbers of ranks, and which
     settings: dict[str, str]  # files of runs that were told how to exchange, and by which variables
+    facts: tuple[LogFacts, ...]  # what each run says besides its table, in the order of `rows`
 
 
 class _Bounds(NamedTuple):
@@ -384,7 +376,9 @@ def _read_text(name: str, text: str, partial: bool) -> _Content:
     """Frames of the tables of one log, and what does not fit in it."""
     file = escape(name, 200)
     with reading(file, ADVICE):
-        tables, misfit = find_tables(text)
+        found = find_tables(text)
+        tables = found.tables
+        misfit = found.misfit
         read: list[_ReadTable] = []
         try:
             for table in tables:
@@ -393,8 +387,9 @@ def _read_text(name: str, text: str, partial: bool) -> _Content:
             if misfit is None or partial:
                 raise
             read = []  # the line that does not fit comes first
-        _compare_adapters(file, text, tables)
-        settings = _list_settings(text)
+        facts = gather_facts(found.lines, found.runs, file)
+        _compare_adapters(file, tables, facts)
+        settings = _list_settings(facts)
         _warn_of_settings(file, settings)
     misfits = [*(table.misfit for table in read), misfit]
     first_misfit = next(filter(None, misfits), None)
@@ -404,56 +399,66 @@ def _read_text(name: str, text: str, partial: bool) -> _Content:
         misfit=None if first_misfit is None else str(first_misfit),
         unequal=next(filter(None, unequal), ""),
         settings=settings,
+        facts=facts,
     )
 
 
-def _compare_adapters(file: str, text: str, tables: Sequence[Table]) -> None:
-    """Warn where the network adapters that NCCL lists do not divide among the ranks of a node: one
-    may be missing."""
-    listed = _ADAPTERS.search(text)
-    if listed is None:
-        return
-    names = listed[1].split()
-    for table in tables:
+def _compare_adapters(file: str, tables: Sequence[Table], facts: Sequence[LogFacts]) -> None:
+    """Warn where the network adapters that NCCL lists for a host do not divide among the ranks of a
+    node: one may be missing."""
+    for table, run in zip(tables, facts, strict=True):
         ranks, nodes = table.count()
         if nodes is None or nodes < 2 or ranks % nodes:
             continue
         local = ranks // nodes
-        if len(names) < local and local % len(names):
-            warnings.warn(
-                escape(
-                    f"{file}: NCCL lists {len(names)} network adapters for the {local} ranks of a "
-                    f"node; one may be missing: {', '.join(names)}",
-                    500,
-                ),
-                LogWarning,
-                stacklevel=4,
-            )
-            return
+        by_host: dict[str, list[str]] = {}
+        for adapter in run.adapters:
+            if adapter.fabric != "Socket":
+                name = f"[{adapter.number}]{adapter.name}:{adapter.port}/{adapter.fabric}"
+                by_host.setdefault(adapter.host, []).append(name)
+        for names in by_host.values():
+            if len(names) < local and local % len(names):
+                warnings.warn(
+                    escape(
+                        f"{file}: NCCL lists {len(names)} network adapters for the {local} ranks "
+                        f"of a node; one may be missing: {', '.join(names)}",
+                        500,
+                    ),
+                    LogWarning,
+                    stacklevel=4,
+                )
+                return
 
 
-def _list_settings(text: str) -> str:
+def _list_settings(facts: Sequence[LogFacts]) -> str:
     """Variables of a log that told NCCL how to exchange, such as ``NCCL_ALGO=Ring``; empty where it
     or its network plugin chose."""
     values_by_name: dict[str, list[str]] = {}
-    text = COLOURS.sub("", text)
-    by_plugin = {(match["name"], match["value"]) for match in _BY_PLUGIN.finditer(text)}
-    for match in _SETTINGS.finditer(text):
-        value = match["value"].rstrip(".,;:")
-        is_zero = not value.strip("0")
-        # a way that is left on changes nothing, and NCCL asks 1 or 2 of what it may use anyway
-        if (match["off"] and is_zero) or (match["on"] and not is_zero):
-            continue
-        name = match["off"] or match["on"] or match["forced"]
-        if (name, value) in by_plugin:
-            continue
-        values = values_by_name.setdefault(name, [])
-        if value not in values:
-            values.append(value)
+    for run in facts:
+        by_plugin = {
+            (setting.name, setting.value) for setting in run.settings if setting.source == "plugin"
+        }
+        for setting in run.settings:
+            if (setting.name, setting.value) in by_plugin or not _changes_exchange(setting):
+                continue
+            values = values_by_name.setdefault(setting.name, [])
+            if setting.value not in values:
+                values.append(setting.value)
     return ", ".join(
         f"{name}={escape(' and '.join(values), 100)}"
         for name, values in sorted(values_by_name.items())
     )
+
+
+def _changes_exchange(setting: Setting) -> bool:
+    """Whether a variable takes a way of the data from NCCL, or its choice of an algorithm: a way that
+    is left on changes nothing, and NCCL asks 1 or 2 of what it may use anyway."""
+    is_zero = not setting.value.strip("0")
+    if setting.name in _SWITCHES_OFF:
+        return not is_zero
+    if setting.name in _SWITCHES_ON:
+        return is_zero
+    return setting.name in _CHOICES
 
 
 def _warn_of_settings(file: str, settings: str) -> None:
@@ -485,6 +490,7 @@ def _collect(logs: Sequence[_Log], partial: bool) -> NcclLogs:
     devices: dict[str, tuple[str, ...]] = {}
     unequal: dict[str, str] = {}
     settings: dict[str, str] = {}
+    facts: list[LogFacts] = []
     unused: list[str] = []
     for log in logs:
         file = escape(log.name, 200)
@@ -512,6 +518,7 @@ def _collect(logs: Sequence[_Log], partial: bool) -> NcclLogs:
                 stacklevel=3,
             )
         frames += content.frames
+        facts += content.facts
         devices[file] = _find_devices(log.text)
         if content.unequal:
             unequal[file] = content.unequal
@@ -522,7 +529,7 @@ def _collect(logs: Sequence[_Log], partial: bool) -> NcclLogs:
         raise ValueError(f"no complete row of an nccl-tests table is there; {cause}")
     for text in unused:
         warnings.warn(f"{text}; the file is not used", LogWarning, stacklevel=3)
-    return NcclLogs(pl.concat(frames), devices, unequal, settings)
+    return NcclLogs(pl.concat(frames), devices, unequal, settings, tuple(facts))
 
 
 def _find_devices(text: str) -> tuple[str, ...]:

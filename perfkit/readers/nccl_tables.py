@@ -36,11 +36,13 @@ _OLD = (
 )
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_START = re.compile(r"(?:nThreads?:?\s*(\d{1,9})\s+)?nGpus\S*\s+(\d{1,9})\s.*minBytes")
+START = re.compile(r"(?:nThreads?:?\s*(\d{1,9})\s+)?nGpus\S*\s+(\d{1,9})\s.*minBytes")
 _PROGRAM = re.compile(r"Collective test starting: (?:\S*/)?(\w+?)_perf")
-_COMMAND = re.compile(r"\b(\w+?)_perf(?:_mpi)?[\"']?\s+-")
+COMMAND = re.compile(r"\b(\w+?)_perf(?:_mpi)?[\"']?\s+-")
 _DEVICE = re.compile(
-    r"Rank\s+(\d{1,9})(?:\s+Group\s+(\d+))?(?:\s+Pid\s+\d+)?\s+on\s+(\S+)\s+device"
+    r"Rank\s+(?P<rank>\d{1,9})(?:\s+Group\s+(?P<group>\d+))?(?:\s+Pid\s+\d+)?"
+    r"\s+on\s+(?P<host>\S+)\s+device"
+    r"(?:\s+(?P<number>\d{1,9}))?(?:\s+\[(?P<bus>[^\]]*)\])?(?:\s+(?P<name>\S.*))?"
 )
 HEADER = re.compile(r"size\s+count\s+type\s.*algbw\s+busbw.*")
 _FOOTER = re.compile(r"Out of bounds values|Avg bus bandwidth|Collective test concluded")
@@ -81,6 +83,10 @@ class Device(NamedTuple):
 
     group: str  # of NCCL_TESTS_SPLIT
     host: str
+    number: int | None  # of the GPU in its host, None where the line is cut off [-]
+    bus: str | None  # PCI address as printed: 0000:1b:00, 0x1b
+    name: str | None  # NVIDIA H100 80GB HBM3
+    line: int
 
 
 class Communicator(NamedTuple):
@@ -114,6 +120,8 @@ class Table:
 
     label: str = ""
     command: str = ""
+    command_line: int = 0  # of the last command, 0 for none
+    begin: int = 1  # first line that tells of this run
     start: int = 0
     closed: bool = False
     headed: bool = False
@@ -283,15 +291,14 @@ def _feed(tables: list[Table], line: int, text: str) -> None:
     device = _DEVICE.search(text)
     if device is not None:
         if table.closed:  # of the next run
-            table = Table(command=table.command)
-            tables.append(table)
-        table.devices.setdefault(int(device[1]), Device(device[2] or "0", device[3]))
+            table = _append_table(tables, line)
+        table.devices.setdefault(int(device["rank"]), _read_device(device, line))
         return
     if _FOOTER.search(text):
         table.closed = True
         table.failed = table.failed or bool(_FAILED.search(text))
         return
-    start = _START.search(text)
+    start = START.search(text)
     if start is not None:
         threads = int(start[1] or 1)
         _begin(tables, line, text).gpus = max(threads * int(start[2]), 1)
@@ -300,9 +307,10 @@ def _feed(tables: list[Table], line: int, text: str) -> None:
     if program is not None:
         _begin(tables, line, text).label = program[1]
         return
-    command = _COMMAND.search(text)
+    command = COMMAND.search(text)
     if command is not None:
         table.command = command[1]
+        table.command_line = line
         return
     is_open = not table.closed and (table.headed or bool(table.halves))
     if is_open and _ENDED.search(text):
@@ -336,16 +344,45 @@ def _begin(tables: list[Table], line: int, text: str, *, header: bool = False) -
         raise MisfitError(line, text, f"{_CLOSING} should close the table before it; {_TOGETHER}")
     failed_before = bool(table.devices or table.headed) and not header
     if table.halves or table.closed or failed_before:
-        table = Table(command=table.command)
-        tables.append(table)
+        table = _append_table(tables, line)
     if not header:
         table.start = line
     return table
 
 
-def find_tables(text: str) -> tuple[list[Table], MisfitError | None]:
-    """Find the tables with rows, and the first line that does not fit; lines after it are not
-    read."""
+def _append_table(tables: list[Table], line: int) -> Table:
+    """Append the table of a run that begins here, or at a command after the rows of the last one."""
+    last = tables[-1]
+    rows = [half.line for half in last.halves[-1:]]
+    devices = [device.line for device in last.devices.values()]
+    has_new_command = last.command_line > max([last.begin, last.start, *rows, *devices])
+    begin = last.command_line if has_new_command else line
+    tables.append(Table(command=last.command, begin=begin))
+    return tables[-1]
+
+
+def _read_device(device: re.Match[str], line: int) -> Device:
+    """A line of the list of devices."""
+    number = None if device["number"] is None else int(device["number"])
+    name = None if device["name"] is None else device["name"].strip()
+    return Device(device["group"] or "0", device["host"], number, device["bus"], name, line)
+
+
+class Findings(NamedTuple):
+    """What a text holds."""
+
+    lines: list[tuple[int, str]]  # number and text of those that hold something
+    runs: list[Table]  # also those without a row
+    misfit: MisfitError | None  # the first line that does not fit; no table after it is read
+
+    @property
+    def tables(self) -> list[Table]:
+        """Tables of the runs with rows."""
+        return [run for run in self.runs if run.halves]
+
+
+def find_tables(text: str) -> Findings:
+    """Find the tables of a text, and the first line that does not fit."""
     lines = _list_lines(text)
     tables = [Table()]
     misfit = None
@@ -357,7 +394,7 @@ def find_tables(text: str) -> tuple[list[Table], MisfitError | None]:
         misfit = error
     for table in tables:  # a program that perfkit does not know keeps its name
         table.label = NAMES.get(table.label.replace("_", ""), table.label)
-    return [table for table in tables if table.halves], misfit
+    return Findings(lines, tables, misfit)
 
 
 def _list_lines(text: str) -> list[tuple[int, str]]:
@@ -395,7 +432,7 @@ def _explain_absence(lines: Sequence[tuple[int, str]]) -> str:
     failure = _quote_failure(lines)
     if any(_USAGE.search(text) for _, text in lines[:50]):
         return "it is the help of the program; run the test and keep what it prints"
-    if any(_START.search(text) or HEADER.search(text) for _, text in lines):
+    if any(START.search(text) or HEADER.search(text) for _, text in lines):
         return f"the run printed no row{failure or '; run it again'}"
     if failure:
         return f"no row of an nccl-tests table follows{failure}"

@@ -1,0 +1,808 @@
+"""What a log of nccl-tests says besides its tables: commands, devices, and what NCCL itself prints with
+NCCL_DEBUG=INFO, from NCCL 2.4 to 2.28 and RCCL.
+
+`gather_facts` gives a `LogFacts` for each run. A statement keeps the line in which it first stands, so
+that a diagnosis can quote it. What a log does not say is None or empty: most logs hold no line of
+NCCL. What the facts mean is told elsewhere.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from perfkit.ground.units import escape
+from perfkit.readers.nccl_tables import COMMAND, NAMES, START, Device, Table
+
+#: Who gave a variable its value: the environment of the job, as NCCL lists it; a command or a job
+#: script that the log shows; or a plugin of the network, where nobody else had set it.
+Source = Literal["environment", "command", "plugin"]
+#: Way of the data between two ranks.
+Way = Literal["P2P", "SHM", "NET", "COLLNET", "other"]
+#: What a telling line of NCCL is about.
+Topic = Literal[
+    "no IB device",
+    "no libibverbs",
+    "no network plugin",
+    "P2P disabled",
+    "GPU Direct RDMA enabled",
+    "GPU Direct RDMA disabled",
+    "no tuner plugin",
+    "tuner plugin",
+    "virtual adapter",
+    "MNNVL",
+    "rings connected",
+]
+
+#: Algorithms and protocols by the numbers that NCCL 2.7 to 2.23 prints with NCCL_DEBUG_SUBSYS=TUNING
+#: (NVIDIA, nccl, src/include/nccl_tuner.h and devcomm.h).
+_ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
+_PROTOCOLS = ("LL", "LL128", "Simple")
+#: The same by the names that NCCL 2.24 and later print.
+_NAMED = {name.lower().replace("_", ""): name for name in (*_ALGORITHMS, *_PROTOCOLS)}
+_NAMED |= {"collnet": "CollNetDirect"}
+#: Shapes that NCCL searches, by number (NVIDIA, nccl, src/include/graph.h).
+_PATTERNS = {
+    "1": "balanced tree",
+    "2": "split tree",
+    "3": "tree",
+    "4": "ring",
+    "5": "NVLS",
+    "6": "CollNetDirect",
+}
+
+#: A line of NCCL: host, process, thread and device, then its kind and the message. The name of a
+#: source file stands before the kind of a warning.
+_SPOKEN = re.compile(
+    r"(?:([\w.-]+):\d+:\d+ \[(-?\d+)\] (?:\S+ )?)?(?:NCCL|RCCL) (INFO|WARN|ERROR) +(.*)"
+)
+_VARIABLE = r"(?:NCCL|RCCL|OFI_NCCL|FI|UCX|CUDA|HSA|HIP|GPU)_[A-Z0-9_]{2,60}"
+_VALUE = r"[\w^=/.~-][\w^,;:@/+=.%~-]{0,199}"
+_LISTED = re.compile(rf"({_VARIABLE}) set (?:by environment )?to ({_VALUE})")
+#: Variables that the network plugin of EFA sets by itself where nobody else has, in every job on
+#: such a network: aws-ofi-nccl, src/platform-aws.c (Apache-2.0).
+_BY_PLUGIN = re.compile(
+    rf"NET/OFI Setting ({_VARIABLE})(?: environment variable)? to [\"']?({_VALUE})"
+)
+_ASSIGNED = re.compile(rf"\b({_VARIABLE})[\"']?\s?[=:]\s?[\"']?({_VALUE})")
+_VERSION = re.compile(r"\b([NR])CCL version *:? *v?(\d+\.\d+(?:\.\d+)?)([+.]\w[\w.]*)?")
+_LIBRARY = re.compile(r"nccl-library=(\d{4,6})\b")
+_ADAPTER = re.compile(r"\[(\d+)\]([\w.-]+):([\w.:%]+?)(?:/(\w+)(?:/(\w+))?)?(?=<|[\s,;}]|$)")
+_PROVIDER = re.compile(
+    r"Selected [Pp]rovider is ([\w;-]+)(?:, fabric is ([\w-]+))?(?: \(found (\d+) nics?\))?"
+)
+_CHANNELS = re.compile(
+    r"(\d+) coll channels,(?: (\d+) collnet channels,)?(?: (\d+) nvls channels,)?"
+    r" (\d+) p2p channels, (\d+) p2p channels per peer"
+)
+_COMMUNICATOR = re.compile(
+    r"\brank (\d+) n[rR]anks (\d+)(?: nNodes (\d+) localRanks (\d+))?(?: cudaDev (-?\d+))?"
+    r"(?: nvmlDev -?\d+)?(?: busId ([\da-f]+))?"
+)
+_CHOSEN = re.compile(
+    r"(?:(\w+)(?: \[(Symmetric)\])?: +)?(\d+) Bytes -> "
+    r"(?:(?:[Aa]lgo|[Aa]lgorithm) (\w+) [Pp]roto(?:col)? (\w+)|Kernel (\w+))"
+    r"(?: time ([\d.]+(?:e[+-]?\d+)?))?"
+    r"(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}| nchannels (\d+))?"
+)
+_NVLS = re.compile(r"NVLS multicast support is (not )?available on dev (\d+)")
+_PATTERN = re.compile(
+    r"Pattern (\w+), crossNic \d+, nChannels (\d+), (?:bw|speed) ([\d.]+)/([\d.]+), "
+    r"type (\w+)/(\w+)"
+)
+_OPTIONS = re.compile(
+    r"warmup iters: (\d+) iters: (\d+)(?: agg iters: (\d+))?(?: (?:validation|check): (\d+))?"
+    r"(?: graph: (\d+))?"
+)
+_TOPICS: tuple[tuple[Topic, re.Pattern[str]], ...] = (
+    ("no IB device", re.compile(r"NET/IB ?: No device found")),
+    ("no libibverbs", re.compile(r"[Ff]ailed to open libibverbs")),
+    ("no network plugin", re.compile(r"NET/Plugin ?: (?:No plugin found|Could not find)")),
+    ("P2P disabled", re.compile(r"P2P is disabled|Could not enable P2P|P2P.* not supported")),
+    ("GPU Direct RDMA enabled", re.compile(r"GPU Direct RDMA (?:\([\w-]+\) )?[Ee]nabled")),
+    ("GPU Direct RDMA disabled", re.compile(r"GPU Direct RDMA (?:\([\w-]+\) )?[Dd]isabled")),
+    ("no tuner plugin", re.compile(r"TUNER/Plugin ?: (?:No plugin|Could not find|Failed)")),
+    ("tuner plugin", re.compile(r"TUNER/Plugin|NET/OFI .*Tuner init|Using tuner plugin")),
+    ("virtual adapter", re.compile(r"Made v(?:irtual device|Nic)")),
+    ("MNNVL", re.compile(r"\bMNNVL 1\b|via P2P/MNNVL")),
+    ("rings connected", re.compile(r"Connected all rings")),
+)
+_BUS = re.compile(r"(?:0x)?(?:([\da-f]{4,8}):)?([\da-f]{1,2})(?::([\da-f]{2}))?(?:\.\d)?", re.I)
+#: Most characters of a command and of a line that are kept [-].
+_LONGEST_COMMAND = 4_000
+_LONGEST_LINE = 400
+
+
+class Statement(NamedTuple):
+    """What a log says, in its own words."""
+
+    text: str
+    host: str  # that says so, empty where the line names none
+    line: int  # the first one that says so
+    times: int = 1  # how often it is said [-]
+
+
+class Remark(NamedTuple):
+    """A line of NCCL that may tell why a run is slow."""
+
+    topic: Topic
+    text: str
+    host: str
+    line: int
+    times: int = 1
+
+
+class Setting(NamedTuple):
+    """A variable of NCCL and its neighbours, and its value."""
+
+    name: str
+    value: str
+    source: Source
+    hosts: tuple[str, ...]  # that list it, sorted; empty for commands
+    line: int
+
+
+class Adapter(NamedTuple):
+    """One network adapter that NCCL lists."""
+
+    host: str
+    number: int  # by which NCCL calls it
+    name: str  # mlx5_0, eth0
+    port: str  # a number, or the address of an Ethernet card
+    fabric: str  # IB, RoCE, Socket
+    line: int
+
+
+class Provider(NamedTuple):
+    """What the plugin of libfabric selects."""
+
+    host: str
+    name: str  # efa, tcp
+    adapters: int | None  # that it finds [-]
+    line: int
+
+
+class Transport(NamedTuple):
+    """How data pass between ranks, with the number of connections of channels that do so."""
+
+    name: str  # as printed: P2P/CUMEM/read, SHM/direct/direct, NET/IB/0/GDRDMA
+    way: Way
+    network: str | None  # IB, Socket, AWS Libfabric; None within a node
+    adapter: int | None  # its number, as in `Adapter` and in the same host
+    has_gdrdma: bool  # whether the adapter reads and writes the memory of GPUs
+    times: int  # lines that say so [-]
+    line: int
+
+
+class Channels(NamedTuple):
+    """Numbers of channels, each of which is a ring, a tree or a way of its own."""
+
+    collective: int
+    collnet: int
+    nvls: int  # 0 where NVLink SHARP is not used
+    p2p: int
+    p2p_per_peer: int
+    line: int
+
+
+class Multicast(NamedTuple):
+    """Whether NVLink SHARP is available on a device."""
+
+    is_available: bool
+    host: str
+    device: int
+    line: int
+
+
+class Choice(NamedTuple):
+    """Algorithm and protocol that NCCL chose for one size."""
+
+    operation: str | None  # all_reduce; None where NCCL before 2.22 does not say
+    nbytes: int  # [B]
+    algorithm: str  # Ring, Tree, NVLS, NVLSTree, CollNetDirect, CollNetChain, PAT, Symmetric
+    protocol: str  # LL, LL128, Simple; the name of the kernel for Symmetric
+    channels: int | None  # None where NCCL before 2.24 does not say [-]
+    seconds: float | None  # that NCCL expects; None where NCCL does not say [s]
+    line: int
+    times: int = 1  # [-]
+
+
+class Graph(NamedTuple):
+    """A shape that NCCL found in the topology, with the bandwidth that it counts for a channel."""
+
+    pattern: str  # ring, tree, balanced tree, split tree, NVLS, CollNetDirect
+    channels: int
+    within: float  # bandwidth of a channel within the node [B/s]
+    between: float  # and between nodes [B/s]
+    within_path: str  # NVL, PIX, PXB, PHB, SYS, LOC, XGMI
+    between_path: str
+    host: str
+    line: int
+
+
+class RankPlace(NamedTuple):
+    """Where a rank runs."""
+
+    rank: int
+    host: str
+    device: int | None  # number of its GPU [-]
+    bus: str | None  # PCI address of its GPU: 0000:1b:00, or 1b where only the bus is printed
+    name: str | None  # of its GPU, as NVIDIA H100 80GB HBM3
+    line: int
+
+
+class Options(NamedTuple):
+    """Options of a run, as nccl-tests prints them."""
+
+    warmup: int
+    iterations: int
+    aggregated: int | None  # operations in one group [-]
+    is_checked: bool | None  # whether results are checked
+    graph_launches: int | None  # launches of a CUDA graph; 0 for none [-]
+    line: int
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """What the lines of one run say besides its table.
+
+    Rows of the run are those with this `file` and a line from `first_line` to `last_line`.
+    """
+
+    file: str
+    first_line: int
+    last_line: int
+    command: Statement | None = None
+    options: Options | None = None
+    places: tuple[RankPlace, ...] = ()  # by rank
+    ranks: int | None = None  # of NCCL's communicator [-]
+    nodes: int | None = None  # of NCCL's communicator [-]
+    library: Literal["NCCL", "RCCL"] | None = None
+    versions: tuple[Statement, ...] = ()  # of the library, such as 2.21.5
+    networks: tuple[Statement, ...] = ()  # of each host: IB, Socket, the name of a plugin
+    adapters: tuple[Adapter, ...] = ()
+    providers: tuple[Provider, ...] = ()
+    transports: tuple[Transport, ...] = ()
+    channels: Channels | None = None
+    multicast: tuple[Multicast, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    chosen: tuple[Choice, ...] = ()
+    graphs: tuple[Graph, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    warnings: tuple[Statement, ...] = ()  # of NCCL itself: NCCL WARN
+
+    def holds(self, file: str, line: int) -> bool:
+        """Whether a line belongs to this run."""
+        return file == self.file and self.first_line <= line <= self.last_line
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts in the order of their ranks."""
+        return tuple(dict.fromkeys(place.host for place in self.places))
+
+    @property
+    def buses(self) -> dict[str, tuple[str, ...]]:
+        """PCI addresses of the GPUs of each host, in the order of their ranks; hosts without are
+        left out."""
+        by_host: dict[str, tuple[str, ...]] = {}
+        for place in self.places:
+            if place.bus is not None:
+                by_host[place.host] = (*by_host.get(place.host, ()), place.bus)
+        return by_host
+
+    @property
+    def version(self) -> str | None:
+        """Version of the library, such as 2.21.5; None where it is not said or where hosts differ."""
+        return _find_only(statement.text for statement in self.versions)
+
+    @property
+    def network(self) -> str | None:
+        """Network between nodes; None where it is not said or where hosts differ."""
+        return _find_only(statement.text for statement in self.networks)
+
+    @property
+    def has_nvls(self) -> bool | None:
+        """Whether NVLink SHARP is available on all devices; None where it is not said."""
+        if not self.multicast:
+            return None
+        return all(statement.is_available for statement in self.multicast)
+
+    @property
+    def nvls_channels(self) -> int | None:
+        """Channels of NVLink SHARP; None where they are not said [-]."""
+        return None if self.channels is None else self.channels.nvls
+
+    def list_adapters(self, host: str) -> tuple[Adapter, ...]:
+        """Network adapters of a host, by number."""
+        return tuple(adapter for adapter in self.adapters if adapter.host == host)
+
+    def find_settings(self, name: str) -> tuple[Setting, ...]:
+        """Settings of a variable, in the order of the log."""
+        return tuple(setting for setting in self.settings if setting.name == name)
+
+    def find_choices(self, operation: str, nbytes: int) -> tuple[Choice, ...]:
+        """What NCCL chose for a size [B], the most frequent first."""
+        choices = [
+            choice
+            for choice in self.chosen
+            if choice.nbytes == nbytes and choice.operation in (None, operation)
+        ]
+        return tuple(sorted(choices, key=lambda choice: (-choice.times, choice.line)))
+
+
+def _find_only(values: Iterable[str]) -> str | None:
+    """The only value of several equal ones; None for none and for different ones."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
+
+
+def write_bus(text: str) -> str | None:
+    """PCI address of a GPU in one form, from any that nccl-tests and NCCL print; None for others.
+
+    Examples
+    --------
+    >>> write_bus("0000:1B:00"), write_bus("0x1b"), write_bus("00000000:1b:00.0")
+    ('0000:1b:00', '1b', '0000:1b:00')
+    """
+    match = _BUS.fullmatch(text.strip())
+    if match is None:
+        return None
+    domain, bus, device = match.groups()
+    bus = f"{int(bus, 16):02x}"
+    if domain is None and device is None:
+        return bus
+    return f"{int(domain or '0', 16):04x}:{bus}:{device or '00'}".lower()
+
+
+def _write_bus_number(text: str) -> str:
+    """PCI address of the number of NCCL, whose digits are domain, bus (2), device (2), function
+    (1)."""
+    number = int(text, 16)
+    return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}"
+
+
+# -- lines of NCCL
+# --------------------------------------------------------------------------------------------------
+
+
+class _HostText(NamedTuple):
+    """A text of a host."""
+
+    host: str
+    text: str
+
+
+@dataclass
+class _Collector:
+    """Statements of one run, in the order of the log, equal ones once."""
+
+    commands: list[Statement] = field(default_factory=list)
+    options: Options | None = None
+    places: dict[int, RankPlace] = field(default_factory=dict)
+    ranks: int | None = None
+    nodes: int | None = None
+    is_rccl: bool = False
+    versions: dict[_HostText, Statement] = field(default_factory=dict)
+    networks: dict[_HostText, Statement] = field(default_factory=dict)
+    adapters: dict[tuple[str, str, str], Adapter] = field(default_factory=dict)
+    providers: dict[_HostText, Provider] = field(default_factory=dict)
+    transports: dict[str, Transport] = field(default_factory=dict)
+    channels: Channels | None = None
+    multicast: dict[tuple[str, int], Multicast] = field(default_factory=dict)
+    settings: dict[tuple[str, str, Source], Setting] = field(default_factory=dict)
+    chosen: dict[tuple[str | None, ...], Choice] = field(default_factory=dict)
+    graphs: dict[_HostText, Graph] = field(default_factory=dict)
+    remarks: dict[_HostText, Remark] = field(default_factory=dict)
+    warnings: dict[_HostText, Statement] = field(default_factory=dict)
+
+    def take_message(self, line: int, host: str, message: str) -> None:
+        """Read what NCCL says in a line of NCCL INFO."""
+        word = message.split(" ", 1)[0]
+        if word in _LINKS:
+            self._take_link(line, host, message)
+            return
+        take = _TAKERS.get(word)
+        if take is not None:
+            take(self, line, host, message)
+            return
+        if word.startswith(("NCCL_", "RCCL_", "FI_", "OFI_", "UCX_", "CUDA_", "HSA_")):
+            self._take_setting(line, host, message)
+        elif " Bytes -> " in message:
+            self._take_choice(line, host, message)
+        elif " coll channels" in message:
+            self._take_channels(line, host, message)
+        else:
+            self._take_remark(line, host, message)
+
+    def take_warning(self, line: int, host: str, message: str) -> None:
+        """Read what NCCL warns of."""
+        _count(self.warnings, line, host, message)
+        self._take_remark(line, host, message)
+
+    def take_other_line(self, line: int, text: str) -> None:
+        """Read a line of a launcher, a job script or nccl-tests."""
+        if "CCL version" in text:
+            self._take_version(line, "", text)
+        if "nccl-library=" in text:
+            library = _LIBRARY.search(text)
+            if library is not None:
+                _count(self.versions, line, "", write_version(int(library[1])))
+        if "_" in text:
+            for name, value in _ASSIGNED.findall(text):
+                self.add_setting(line, "", name, value, "command")
+        if START.search(text):
+            self._take_options(line, text)
+
+    def add_setting(self, line: int, host: str, name: str, value: str, source: Source) -> None:
+        """Keep a variable, and which hosts list it."""
+        value = value.rstrip(".,;:")
+        if not value:
+            return
+        key = (name, value, source)
+        setting = self.settings.get(key)
+        if setting is None:
+            self.settings[key] = Setting(name, value, source, (host,) if host else (), line)
+        elif host and host not in setting.hosts:
+            self.settings[key] = setting._replace(hosts=tuple(sorted((*setting.hosts, host))))
+
+    def add_devices(self, devices: dict[int, Device]) -> None:
+        """Keep the list of devices of nccl-tests, which says more than NCCL does."""
+        for rank, device in devices.items():
+            bus = None if device.bus is None else write_bus(device.bus)
+            self.places[rank] = RankPlace(
+                rank, device.host, device.number, bus, device.name, device.line
+            )
+
+    def _take_link(self, line: int, host: str, message: str) -> None:
+        """Read a line such as ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``."""
+        _, is_link, name = message.partition(" via ")
+        if not is_link:
+            return
+        name = name.split(" comm ", 1)[0].strip()  # RCCL writes its communicator behind
+        transport = self.transports.get(name)
+        if transport is None:
+            self.transports[name] = _read_transport(name, line)
+        else:
+            self.transports[name] = transport._replace(times=transport.times + 1)
+        if name == "P2P/MNNVL":
+            self._take_remark(line, host, "via P2P/MNNVL")
+
+    def _take_network(self, line: int, host: str, message: str) -> None:
+        """Read a line such as ``Using network IB``."""
+        if message.startswith("Using network "):
+            _count(self.networks, line, host, message.removeprefix("Using network ").strip())
+        elif message.startswith("Using tuner"):
+            self._take_remark(line, host, message)
+
+    def _take_adapters(self, line: int, host: str, message: str) -> None:
+        """Read a line such as ``NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0``."""
+        _, is_list, listed = message.partition(": Using ")
+        if not is_list:
+            self._take_remark(line, host, message)
+            return
+        kind = message.split(" ", 1)[0].removeprefix("NET/").rstrip(":")
+        for number, name, port, fabric, _ in _ADAPTER.findall(listed.split("; OOB", 1)[0]):
+            key = (host, name, port)
+            if key not in self.adapters:
+                fabric = fabric or kind
+                self.adapters[key] = Adapter(host, int(number), name, port, fabric, line)
+
+    def _take_libfabric(self, line: int, host: str, message: str) -> None:
+        """Read a line of the plugin of libfabric."""
+        by_plugin = _BY_PLUGIN.match(message)
+        if by_plugin is not None:
+            self.add_setting(line, host, by_plugin[1], by_plugin[2], "plugin")
+            return
+        provider = _PROVIDER.search(message)
+        if provider is not None:
+            found = None if provider[3] is None else int(provider[3])
+            key = _HostText(host, provider[1])
+            self.providers.setdefault(key, Provider(host, provider[1], found, line))
+            return
+        self._take_remark(line, host, message)
+
+    def _take_multicast(self, line: int, host: str, message: str) -> None:
+        """Read a line such as ``NVLS multicast support is available on dev 0``."""
+        match = _NVLS.match(message)
+        if match is not None:
+            device = int(match[2])
+            self.multicast.setdefault(
+                (host, device), Multicast(match[1] is None, host, device, line)
+            )
+
+    def _take_channels(self, line: int, host: str, message: str) -> None:
+        """Read the numbers of channels, which are equal on all ranks."""
+        match = _CHANNELS.search(message)
+        if match is not None and self.channels is None:
+            collective, collnet, nvls, p2p, per_peer = (
+                int(number or 0) for number in match.groups()
+            )
+            self.channels = Channels(collective, collnet, nvls, p2p, per_peer, line)
+
+    def _take_communicator(self, line: int, host: str, message: str) -> None:
+        """Read rank, device and PCI bus of a line such as ``comm 0x1 rank 0 nranks 8 cudaDev 0``."""
+        match = _COMMUNICATOR.search(message)
+        if match is None:
+            return
+        rank, ranks, nodes, _, device, bus = match.groups()
+        if self.ranks is None:
+            self.ranks = int(ranks)
+        if nodes and self.nodes is None:
+            self.nodes = int(nodes)
+        if bus and int(rank) not in self.places:
+            self.places[int(rank)] = RankPlace(
+                int(rank), host, int(device or 0), _write_bus_number(bus), None, line
+            )
+        if "MNNVL 1" in message:
+            self._take_remark(line, host, message)
+
+    def _take_setting(self, line: int, host: str, message: str) -> None:
+        """Read a line such as ``NCCL_IB_DISABLE set by environment to 1.``."""
+        match = _LISTED.match(message)
+        if match is not None:
+            self.add_setting(line, host, match[1], match[2], "environment")
+
+    def _take_choice(self, line: int, host: str, message: str) -> None:
+        """Read a line such as ``AllReduce: 8388608 Bytes -> Algo 1 proto 2 time 123.4``."""
+        match = _CHOSEN.search(message)
+        if match is None:
+            return
+        key = match.groups()
+        choice = self.chosen.get(key)
+        if choice is None:
+            self.chosen[key] = _read_choice(match, line)
+        else:
+            self.chosen[key] = choice._replace(times=choice.times + 1)
+
+    def _take_graph(self, line: int, host: str, message: str) -> None:
+        """Read a line such as ``Pattern 4, crossNic 0, nChannels 12, bw 24/24, type NVL/PIX``."""
+        match = _PATTERN.match(message)
+        if match is None:
+            return
+        pattern = _PATTERNS.get(match[1], match[1].lower())
+        channels = int(match[2])
+        within, between = 1e9 * float(match[3]), 1e9 * float(match[4])
+        graph = Graph(pattern, channels, within, between, match[5], match[6], host, line)
+        self.graphs.setdefault(_HostText(host, message), graph)
+
+    def _take_version(self, line: int, host: str, text: str) -> None:
+        """Read a line such as ``NCCL version 2.21.5+cuda12.4``."""
+        match = _VERSION.search(text)
+        if match is not None:
+            is_hip = (match[3] or "").startswith(("+hip", ".hip", "+rocm"))
+            self.is_rccl = self.is_rccl or match[1] == "R" or is_hip
+            _count(self.versions, line, host, match[2])
+
+    def _take_remark(self, line: int, host: str, message: str) -> None:
+        """Keep a line that may tell why a run is slow."""
+        for topic, pattern in _TOPICS:
+            if pattern.search(message):
+                text = escape(message, _LONGEST_LINE)
+                key = _HostText(host, f"{topic} {text}")
+                remark = self.remarks.get(key)
+                if remark is None:
+                    self.remarks[key] = Remark(topic, text, host, line)
+                else:
+                    self.remarks[key] = remark._replace(times=remark.times + 1)
+                return
+
+    def _take_options(self, line: int, text: str) -> None:
+        """Read the options that nccl-tests prints in its first lines."""
+        match = _OPTIONS.search(text)
+        if match is not None and self.options is None:
+            warmup, iterations, aggregated, checked, launches = match.groups()
+            self.options = Options(
+                int(warmup),
+                int(iterations),
+                None if aggregated is None else int(aggregated),
+                None if checked is None else int(checked) > 0,
+                None if launches is None else int(launches),
+                line,
+            )
+
+    def list_settings(self) -> tuple[Setting, ...]:
+        """Settings in the order of the log, each with who set it: what a plugin has set, NCCL lists
+        as of the environment."""
+        by_plugin = {(name, value) for name, value, source in self.settings if source == "plugin"}
+        kept = []
+        for setting in self.settings.values():
+            is_echo = setting.source == "environment" and (setting.name, setting.value) in by_plugin
+            if not is_echo:
+                kept.append(setting)
+        return tuple(kept)
+
+    def finish(self, file: str, first_line: int, last_line: int) -> LogFacts:
+        """The record of a run."""
+        library: Literal["NCCL", "RCCL"] | None = "NCCL" if self.versions else None
+        if self.is_rccl:
+            library = "RCCL"
+        return LogFacts(
+            file,
+            first_line,
+            last_line,
+            command=self.commands[-1] if self.commands else None,
+            options=self.options,
+            places=tuple(self.places[rank] for rank in sorted(self.places)),
+            ranks=self.ranks,
+            nodes=self.nodes,
+            library=library,
+            versions=tuple(self.versions.values()),
+            networks=tuple(self.networks.values()),
+            adapters=tuple(self.adapters.values()),
+            providers=tuple(self.providers.values()),
+            transports=tuple(self.transports.values()),
+            channels=self.channels,
+            multicast=tuple(self.multicast.values()),
+            settings=self.list_settings(),
+            chosen=tuple(self.chosen.values()),
+            graphs=tuple(self.graphs.values()),
+            remarks=tuple(self.remarks.values()),
+            warnings=tuple(self.warnings.values()),
+        )
+
+
+_Taker = Callable[[_Collector, int, str, str], None]
+#: First words of lines that name the way between two ranks.
+_LINKS = {"Channel", "Ring", "CollNet", "NVLS/Channel"}
+#: What reads a line of NCCL INFO, by its first word.
+_TAKERS: dict[str, _Taker] = {
+    "Using": _Collector._take_network,
+    "NET/IB": _Collector._take_adapters,
+    "NET/IBext": _Collector._take_adapters,
+    "NET/Socket": _Collector._take_adapters,
+    "NET/OFI": _Collector._take_libfabric,
+    "NVLS": _Collector._take_multicast,
+    "comm": _Collector._take_communicator,
+    "ncclCommInitRank": _Collector._take_communicator,
+    "ncclCommInitRankConfig": _Collector._take_communicator,
+    "ncclCommInitAll": _Collector._take_communicator,
+    "Pattern": _Collector._take_graph,
+    "NCCL": _Collector._take_version,
+    "RCCL": _Collector._take_version,
+}
+
+
+def _count(statements: dict[_HostText, Statement], line: int, host: str, text: str) -> None:
+    """Count a statement of a host."""
+    text = escape(text, _LONGEST_LINE)
+    key = _HostText(host, text)
+    known = statements.get(key)
+    if known is None:
+        statements[key] = Statement(text, host, line)
+    else:
+        statements[key] = known._replace(times=known.times + 1)
+
+
+def _read_transport(name: str, line: int) -> Transport:
+    """Parts of the name of a transport."""
+    parts = name.split("/")
+    way: Way = "other"
+    if parts[0] == "P2P":
+        way = "P2P"
+    elif parts[0] == "SHM" or name.startswith("direct shared memory"):
+        way = "SHM"
+    elif parts[0] == "NET":
+        way = "NET"
+    elif parts[0] == "COLLNET":
+        way = "COLLNET"
+    network = adapter = None
+    if way in ("NET", "COLLNET") and len(parts) > 1:
+        network = parts[1]
+        number = re.match(r"\d{1,6}", parts[2]) if len(parts) > 2 else None
+        adapter = None if number is None else int(number[0])
+    has_gdrdma = any(part.startswith("GDRDMA") for part in parts)
+    return Transport(escape(name, 100), way, network, adapter, has_gdrdma, 1, line)
+
+
+def _read_choice(match: re.Match[str], line: int) -> Choice:
+    """A choice of NCCL, with algorithm and protocol by name."""
+    operation, _, nbytes, algorithm, protocol, kernel, time, low, high, channels = match.groups()
+    if operation is not None:
+        operation = NAMES.get(operation.lower(), operation)
+    used = None if channels is None else int(channels)
+    if low is not None:
+        used = int(high) - int(low) + 1
+    return Choice(
+        operation,
+        int(nbytes),
+        "Symmetric" if kernel else _name_choice(algorithm, _ALGORITHMS),
+        kernel or _name_choice(protocol, _PROTOCOLS),
+        used,
+        None if time is None else 1e-6 * float(time),
+        line,
+    )
+
+
+def _name_choice(text: str, names: Sequence[str]) -> str:
+    """The name of an algorithm or protocol that NCCL writes as a number or in capitals."""
+    if text.isdigit() and int(text) < len(names):
+        return names[int(text)]
+    return _NAMED.get(text.lower().replace("_", ""), text)
+
+
+def write_version(code: int) -> str:
+    """Version of NCCL by its number in nccl.h.
+
+    Examples
+    --------
+    >>> write_version(22603), write_version(2807)
+    ('2.26.3', '2.8.7')
+    """
+    if code < 10_000:
+        return f"{code // 1000}.{code // 100 % 10}.{code % 100}"
+    return f"{code // 10_000}.{code // 100 % 100}.{code % 100}"
+
+
+# -- runs
+# --------------------------------------------------------------------------------------------------
+
+
+def gather_facts(
+    lines: Sequence[tuple[int, str]], runs: Sequence[Table], file: str
+) -> tuple[LogFacts, ...]:
+    """Gather what a log says of each run.
+
+    Parameters
+    ----------
+    lines : sequence of (int, str)
+        Number and text of each line, in the order of the log.
+    runs : sequence of Table
+        All runs, also those without a row, in the order of the log; each begins at its `begin`.
+    file : str
+        Name of the log.
+
+    Returns
+    -------
+    facts : tuple of LogFacts
+        One for each run with rows. Lines before the first run belong to the first one, lines
+        between two runs to the one before.
+    """
+    collectors = [_Collector() for _ in runs]
+    ends = [_find_begin(lines, run.begin) - 1 for run in runs[1:]] + [lines[-1][0] if lines else 1]
+    place = 0
+    unfinished = ""  # a command whose next line goes on
+    for line, text in lines:
+        while line > ends[place]:
+            place += 1
+        collector = collectors[place]
+        if "CCL INFO" in text or "CCL WARN" in text or "CCL ERROR" in text:
+            spoken = _SPOKEN.search(text)
+            if spoken is not None:
+                host, _, kind, message = spoken.groups()
+                if kind == "INFO":
+                    collector.take_message(line, host or "", message)
+                else:
+                    collector.take_warning(line, host or "", message)
+                continue
+        if "_" in text or "CCL version" in text or "nGpus" in text:
+            collector.take_other_line(line, text)
+        unfinished = _take_command(collector, line, text, unfinished)
+    facts = []
+    begins = [1, *(end + 1 for end in ends)]
+    for run, collector, begin, end in zip(runs, collectors, begins, ends, strict=False):
+        collector.add_devices(run.devices)
+        if run.halves:
+            facts.append(collector.finish(file, begin, end))
+    return tuple(facts)
+
+
+def _find_begin(lines: Sequence[tuple[int, str]], begin: int) -> int:
+    """First line of a command that goes on in several lines, or the line itself."""
+    place = bisect_left(lines, (begin, ""))
+    while place > 0 and lines[place - 1][1].rstrip().endswith("\\"):
+        place -= 1
+    return lines[place][0] if place < len(lines) else begin
+
+
+def _take_command(collector: _Collector, line: int, text: str, unfinished: str) -> str:
+    """Keep the command of a run, also of several lines; return what a next line may go on with."""
+    if not unfinished and "_perf" not in text and not text.endswith("\\"):
+        return ""
+    whole = f"{unfinished} {text.strip()}" if unfinished else text.strip()
+    whole = whole[:_LONGEST_COMMAND]
+    if whole.endswith("\\"):
+        return whole.rstrip("\\").rstrip()
+    if COMMAND.search(whole) and not whole.startswith("#"):
+        collector.commands.append(Statement(escape(whole, _LONGEST_COMMAND), "", line))
+    return ""

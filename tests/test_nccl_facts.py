@@ -1,0 +1,257 @@
+"""What logs of nccl-tests say besides their tables; hosts, numbers and figures are invented."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from perfkit.readers.nccl import LogWarning, read_logs
+from perfkit.readers.nccl_facts import LogFacts, write_bus
+
+HEADER = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong"
+START = (
+    "# nThread 1 nGpus 1 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20 "
+    "agg iters: 1 validation: 1 graph: 0"
+)
+FOOTER = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 100.0"]
+#: Prefixes of launchers and dates before each line.
+PREFIXES = ("", "[1,3]<stdout>:", " 3: ", "pod/test-worker-0 | ", "2031-05-06T07:08:09.123Z ")
+
+
+def write_devices(*hosts: str, bus: str = "0000:{:02x}:00") -> list[str]:
+    """The list of devices, two GPUs for each host."""
+    lines = []
+    for rank in range(2 * len(hosts)):
+        place = bus.format(0x1B + 16 * (rank % 2))
+        lines.append(
+            f"#  Rank {rank:2} Group  0 Pid {900 + rank} on {hosts[rank // 2]} device {rank % 2} "
+            f"[{place}] NVIDIA H100 80GB HBM3"
+        )
+    return lines
+
+
+def write_run(*said: str, hosts: tuple[str, ...] = ("elm-1", "elm-2")) -> list[str]:
+    """An all_reduce with what NCCL says before its table."""
+    factor = 2 * (2 * len(hosts) - 1) / (2 * len(hosts))
+    busbw = f"{100 * factor:.2f}"
+    row = f"1000000000 250000000 float sum -1 10000 100.00 {busbw} 0 10000 100.00 {busbw} 0"
+    return [START, *write_devices(*hosts), *said, HEADER, row, *FOOTER]
+
+
+def say(text: str, host: str = "elm-1", device: int = 0) -> str:
+    """A line of NCCL INFO."""
+    return f"{host}:900:9{device}1 [{device}] NCCL INFO {text}"
+
+
+def read_facts(
+    folder: Path, lines: list[str], prefix: str = "", name: str = "run.log"
+) -> tuple[LogFacts, ...]:
+    """Facts of a log of these lines."""
+    path = folder / name
+    path.write_text("\n".join(prefix + line for line in lines) + "\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LogWarning)
+        return read_logs(path).facts
+
+
+def read_one(folder: Path, *said: str, prefix: str = "") -> LogFacts:
+    """Facts of a log of one run."""
+    (facts,) = read_facts(folder, write_run(*said), prefix)
+    return facts
+
+
+def test_log_that_says_nothing_has_no_facts(tmp_path: Path) -> None:
+    row = "1000000000 250000000 float sum -1 10000 100.00 187.50 0 10000 100.00 187.50 0"
+    (facts,) = read_facts(tmp_path, [row])
+    assert facts == LogFacts("run.log", 1, 1)
+    assert facts.version is None
+    assert facts.network is None
+    assert facts.has_nvls is None
+    assert facts.nvls_channels is None
+    assert facts.hosts == ()
+    assert facts.buses == {}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_prefixes_of_launchers_are_understood(tmp_path: Path, prefix: str) -> None:
+    facts = read_one(
+        tmp_path, say("Using network IB"), say("Using network Socket", "elm-2"), prefix=prefix
+    )
+    assert [(said.text, said.host, said.line) for said in facts.networks] == [
+        ("IB", "elm-1", 6),
+        ("Socket", "elm-2", 7),
+    ]
+    assert facts.network is None
+    assert facts.hosts == ("elm-1", "elm-2")
+
+
+def test_devices_buses_and_options(tmp_path: Path) -> None:
+    facts = read_one(tmp_path)
+    assert facts.buses == {name: ("0000:1b:00", "0000:2b:00") for name in ("elm-1", "elm-2")}
+    assert facts.places[3].name == "NVIDIA H100 80GB HBM3"
+    assert facts.places[3].line == 5
+    assert facts.options is not None
+    assert facts.options.iterations == 20
+    assert facts.options.is_checked is True
+
+
+@pytest.mark.parametrize(
+    ("text", "bus"),
+    [
+        ("0x1B", "1b"),
+        ("1b", "1b"),
+        ("0000:1b:00", "0000:1b:00"),
+        ("0000:1b:00.0", "0000:1b:00"),
+        ("00000001:1B:04.0", "0001:1b:04"),
+        ("a GPU", None),
+    ],
+)
+def test_buses_have_one_form(text: str, bus: str | None) -> None:
+    assert write_bus(text) == bus
+
+
+def test_buses_are_read_from_lines_of_nccl_where_no_device_is_listed(tmp_path: Path) -> None:
+    said = [
+        say(
+            f"ncclCommInitRank comm 0x5{rank} rank {rank} nranks 2 cudaDev {rank} nvmlDev {rank} "
+            f"busId {number} commId 0x7 - Init START"
+        )
+        for rank, number in enumerate(["1b000", "10002b010"])
+    ]
+    row = "1000000000 250000000 float none -1 10000 100.00 50.00 0 10000 100.00 50.00 0"
+    (facts,) = read_facts(tmp_path, [*said, row], name="all_gather.log")
+    assert facts.buses == {"elm-1": ("0000:1b:00", "1000:2b:01")}
+    assert facts.ranks == 2
+
+
+def test_network_adapters_and_transports(tmp_path: Path) -> None:
+    facts = read_one(
+        tmp_path,
+        "NCCL version 2.21.5+cuda12.4",
+        say("NET/IB : Using [0]mlx5_0:1/IB/SHARP [1]mlx5_7:2/RoCE [RO]; OOB eno1:10.9.8.7<0>"),
+        say("NET/Socket : Using [0]eno1:10.9.8.7<0>", "elm-2"),
+        say("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read"),
+        say("Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read"),
+        say("Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/1(0)/GDRDMA/Shared"),
+        say("Channel 00 : 3[2b000] -> 0[1b000] [receive] via NET/AWS Libfabric/3"),
+        say("Ring 00 : 2[0] -> 3[1] via direct shared memory", "elm-2"),
+        say("Channel 02/0 : 2[0] -> 3[1] via P2P/IPC comm 0x55 nRanks 04", "elm-2"),
+        say("comm 0x5 rank 0 nRanks 4 nNodes 2 localRanks 2 localRank 0 MNNVL 0"),
+    )
+    assert facts.version == "2.21.5"
+    assert facts.library == "NCCL"
+    assert (facts.ranks, facts.nodes) == (4, 2)
+    named = [(card.name, card.port, card.fabric) for card in facts.list_adapters("elm-1")]
+    assert named == [("mlx5_0", "1", "IB"), ("mlx5_7", "2", "RoCE")]
+    assert facts.list_adapters("elm-2")[0][:5] == ("elm-2", 0, "eno1", "10.9.8.7", "Socket")
+    found = {way.name: way for way in facts.transports}
+    assert found["P2P/CUMEM/read"].times == 2
+    network = found["NET/IB/1(0)/GDRDMA/Shared"]
+    assert (network.network, network.adapter, network.has_gdrdma) == ("IB", 1, True)
+    plugin = found["NET/AWS Libfabric/3"]
+    assert (plugin.network, plugin.adapter, plugin.has_gdrdma) == ("AWS Libfabric", 3, False)
+    assert found["direct shared memory"].way == "SHM"
+    assert found["P2P/IPC"].way == "P2P"
+
+
+def test_channels_and_nvlink_sharp(tmp_path: Path) -> None:
+    facts = read_one(
+        tmp_path,
+        say("NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 16)"),
+        say("NVLS multicast support is not available on dev 1", device=1),
+        say(
+            "24 coll channels, 0 collnet channels, 16 nvls channels, 32 p2p channels, 4 p2p channels per peer"
+        ),
+        say(
+            "Pattern 4, crossNic 0, nChannels 12, bw 20.000000/24.000000, type NVL/PIX, sameChannels 1"
+        ),
+    )
+    assert facts.has_nvls is False
+    assert [said.device for said in facts.multicast if not said.is_available] == [1]
+    assert facts.channels is not None
+    assert facts.channels[:5] == (24, 0, 16, 32, 4)
+    assert facts.nvls_channels == 16
+    graph = facts.graphs[0]
+    assert (graph.pattern, graph.channels, graph.within, graph.between) == ("ring", 12, 20e9, 24e9)
+    older = read_one(tmp_path, say("16 coll channels, 8 p2p channels, 2 p2p channels per peer"))
+    assert older.channels is not None
+    assert older.channels[:5] == (16, 0, 0, 8, 2)
+
+
+def test_who_set_a_variable(tmp_path: Path) -> None:
+    facts = read_one(
+        tmp_path,
+        "+ mpirun -x NCCL_ALGO=Ring -np 4 \\",
+        "   ./all_reduce_perf -b 8 -e 64",
+        say("NCCL_IB_DISABLE set by environment to 1."),
+        say("NCCL_IB_DISABLE set by environment to 1.", "elm-2"),
+        say("NCCL_IB_HCA set to =mlx5_0:1,mlx5_1:1", "elm-2"),
+        say('NET/OFI Setting NCCL_PROTO to "simple"'),
+        say("NCCL_PROTO set by environment to simple"),
+    )
+    held = [(one.name, one.value, one.source, one.hosts) for one in facts.settings]
+    assert held == [
+        ("NCCL_ALGO", "Ring", "command", ()),
+        ("NCCL_IB_DISABLE", "1", "environment", ("elm-1", "elm-2")),
+        ("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1", "environment", ("elm-2",)),
+        ("NCCL_PROTO", "simple", "plugin", ("elm-1",)),
+    ]
+    assert facts.command is not None
+    assert facts.command.text == ("+ mpirun -x NCCL_ALGO=Ring -np 4 ./all_reduce_perf -b 8 -e 64")
+
+
+def test_algorithms_by_number_and_by_name(tmp_path: Path) -> None:
+    facts = read_one(
+        tmp_path,
+        say("4096 Bytes -> Algo 0 proto 0 time 12.500000"),
+        say("AllReduce: 8388608 Bytes -> Algo 1 proto 2 time 123.400002"),
+        say("AllReduce: 8388608 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={0..15}"),
+        say("AllReduce: 8388608 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={0..15}"),
+        say("AllGather [Symmetric]: 512 Bytes -> Kernel AllGather_LL nchannels 8 nthreads 512"),
+    )
+    assert [choice[:6] for choice in facts.chosen] == [
+        (None, 4096, "Tree", "LL", None, pytest.approx(12.5e-6)),
+        ("all_reduce", 8388608, "Ring", "Simple", None, pytest.approx(123.400002e-6)),
+        ("all_reduce", 8388608, "NVLSTree", "Simple", 16, None),
+        ("all_gather", 512, "Symmetric", "AllGather_LL", 8, None),
+    ]
+    assert [choice.algorithm for choice in facts.find_choices("all_reduce", 8388608)] == [
+        "NVLSTree",
+        "Ring",
+    ]
+    assert facts.find_choices("all_gather", 4096)[0].algorithm == "Tree"
+
+
+def test_warnings_and_telling_lines(tmp_path: Path) -> None:
+    facts = read_one(
+        tmp_path,
+        "[2031-05-06 07:08:09] elm-2:900:931 [1] transport/net_ib.cc:71 NCCL WARN NET/IB : Got async event",
+        say("NET/IB : No device found."),
+        say("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", "elm-2"),
+        say("TUNER/Plugin: Could not find: libnccl-tuner.so"),
+    )
+    (warning,) = facts.warnings
+    assert (warning.text, warning.host, warning.line) == ("NET/IB : Got async event", "elm-2", 6)
+    assert [(remark.topic, remark.host) for remark in facts.remarks] == [
+        ("no IB device", "elm-1"),
+        ("GPU Direct RDMA disabled", "elm-2"),
+        ("no tuner plugin", "elm-1"),
+    ]
+
+
+def test_facts_belong_to_their_run(tmp_path: Path) -> None:
+    first = ["+ NCCL_ALGO=Ring ./all_reduce_perf -b 8", *write_run(say("Using network IB"))]
+    second = ["+ NCCL_ALGO=Tree ./all_reduce_perf -b 8", *write_run(say("Using network Socket"))]
+    one, two = read_facts(tmp_path, [*first, say("Destroy COMPLETE"), *second])
+    assert (one.network, two.network) == ("IB", "Socket")
+    assert [setting.value for setting in one.settings] == ["Ring"]
+    assert [setting.value for setting in two.settings] == ["Tree"]
+    assert two.first_line == one.last_line + 1
+    assert one.holds("run.log", len(first))
+    assert not one.holds("run.log", len(first) + 2)
+
+
+def test_facts_of_a_run_that_printed_no_row_belong_to_none(tmp_path: Path) -> None:
+    died = [START, *write_devices("elm-1", "elm-2"), say("Using network Socket")]
+    (facts,) = read_facts(tmp_path, [*died, *write_run(say("Using network IB"))])
+    assert facts.network == "IB"
