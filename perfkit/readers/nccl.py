@@ -23,6 +23,7 @@ from perfkit.ground.forks import check_threads
 from perfkit.ground.units import escape, format_bytes, show
 from perfkit.models.collectives import COLLECTIVES, OPERATIONS, bus_factor
 from perfkit.readers.nccl_facts import LogFacts, Setting, gather_facts
+from perfkit.readers.nccl_json import holds_report, read_reports
 from perfkit.readers.nccl_tables import (
     ADVICE,
     COLOURS,
@@ -77,6 +78,8 @@ ONE_RANK = (
     "a table of one rank holds no exchange; if mpirun or srun started several ranks, build "
     "nccl-tests with MPI=1; on one node, run it with -g and the number of GPUs"
 )
+#: What a run prints of a report that it writes.
+_WRITTEN = re.compile(r"# Writing JSON output to (\S{1,400})")
 _GPU = re.compile(r"\bdevice +\d+ +\[[^\]\n]*\] +(\S[^\r\n]*)")
 #: Variables that take a way of the data from NCCL, or its choice of an algorithm.
 _SWITCHES_OFF = {"NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NET_DISABLE"}
@@ -296,7 +299,7 @@ def _read_table(table: Table, file: str) -> _ReadTable:
     """Rows of a table, see `_ReadTable`; warns of other problems."""
     halves = table.halves
     bounds = _bound_factor(halves)
-    where = f"{file} line {halves[0].line}"
+    where = f"{file} {table.place} {halves[0].line}"
     try:
         name, note = _name_operation(table, bounds, file)
         ranks, nodes = _count_ranks(table, bounds, name)
@@ -316,7 +319,7 @@ def _read_table(table: Table, file: str) -> _ReadTable:
             reason = "busbw / algbw is not that of the other rows"
             if bounds.torn[worst]:
                 reason = "algbw is not size / time"
-            misfit = MisfitError(halves[worst].line, halves[worst].text, reason)
+            misfit = MisfitError(halves[worst].line, halves[worst].text, reason, place=table.place)
             halves = [half for half in halves if half.line < halves[worst].line]
     return _ReadTable(_make_frame(halves, file, name, ranks, nodes), misfit)
 
@@ -327,7 +330,7 @@ def _list_notes(table: Table) -> list[str]:
     wrong = [half.line for half in table.halves if half.wrong > 0]
     if wrong:
         notes.append(
-            f"{len(wrong)} results hold wrong values (the first in line {wrong[0]}); do not trust them"
+            f"{len(wrong)} results hold wrong values (the first in {table.place} {wrong[0]}); do not trust them"
         )
     elif table.failed:
         notes.append("its closing line says FAILED: results were wrong; do not trust the times")
@@ -376,9 +379,7 @@ def _read_text(name: str, text: str, partial: bool) -> _Content:
     """Frames of the tables of one log, and what does not fit in it."""
     file = escape(name, 200)
     with reading(file, ADVICE):
-        found = find_tables(text)
-        tables = found.tables
-        misfit = found.misfit
+        tables, facts, misfit = _find_runs(text, file)
         read: list[_ReadTable] = []
         try:
             for table in tables:
@@ -387,7 +388,6 @@ def _read_text(name: str, text: str, partial: bool) -> _Content:
             if misfit is None or partial:
                 raise
             read = []  # the line that does not fit comes first
-        facts = gather_facts(found.lines, found.runs, file)
         _compare_adapters(file, tables, facts)
         settings = _list_settings(facts)
         _warn_of_settings(file, settings)
@@ -401,6 +401,23 @@ def _read_text(name: str, text: str, partial: bool) -> _Content:
         settings=settings,
         facts=facts,
     )
+
+
+class _Runs(NamedTuple):
+    """Runs of a file."""
+
+    tables: list[Table]  # of those with rows
+    facts: tuple[LogFacts, ...]  # of the same
+    misfit: MisfitError | None
+
+
+def _find_runs(text: str, file: str) -> _Runs:
+    """Find the runs with rows of a printed log or of a report in JSON."""
+    if holds_report(text):
+        reports = read_reports(text, file)
+        return _Runs([run for run in reports.runs if run.halves], reports.facts, reports.misfit)
+    found = find_tables(text)
+    return _Runs(found.tables, gather_facts(found.lines, found.runs, file), found.misfit)
 
 
 def _compare_adapters(file: str, tables: Sequence[Table], facts: Sequence[LogFacts]) -> None:
@@ -492,8 +509,12 @@ def _collect(logs: Sequence[_Log], partial: bool) -> NcclLogs:
     settings: dict[str, str] = {}
     facts: list[LogFacts] = []
     unused: list[str] = []
+    written = _list_written_reports(logs)
     for log in logs:
         file = escape(log.name, 200)
+        if Path(log.name).name in written and holds_report(log.text):
+            unused.append(f"{file} holds the run of {written[Path(log.name).name]} once more")
+            continue
         if log.fault is not None:
             unused.append(log.fault)
             continue
@@ -532,8 +553,23 @@ def _collect(logs: Sequence[_Log], partial: bool) -> NcclLogs:
     return NcclLogs(pl.concat(frames), devices, unequal, settings, tuple(facts))
 
 
+def _list_written_reports(logs: Sequence[_Log]) -> dict[str, str]:
+    """Names of the reports in JSON that printed logs name as written by their runs, with these
+    logs."""
+    written = {}
+    if len(logs) > 1:
+        for log in logs:
+            if "Writing JSON output to" in log.text and not holds_report(log.text):
+                for path in _WRITTEN.findall(log.text):
+                    written[Path(path).name] = escape(log.name, 200)
+    return written
+
+
 def _find_devices(text: str) -> tuple[str, ...]:
     """Names of devices in a log, sorted."""
+    if holds_report(text):
+        places = [place for run in read_reports(text, "text").facts for place in run.places]
+        return tuple(sorted({place.name for place in places if place.name}))
     return tuple(sorted({name.strip() for name in _GPU.findall(COLOURS.sub("", text))}))
 
 
@@ -581,13 +617,16 @@ def _list_folder(folder: Path) -> list[Path]:
 
 
 def _holds_table(path: Path) -> bool:
-    """Whether the head of a table of nccl-tests stands near the beginning of a file."""
+    """Whether the head of a table of nccl-tests, or a report of it, stands near the beginning of a
+    file."""
     try:
         with open(path, "rb") as file:
             head = file.read(_SEARCHED)
     except OSError:
         return False
-    return b"algbw" in head and bool(HEADER.search(head.decode("utf-8", "replace")))
+    if b"algbw" in head:
+        return bool(HEADER.search(head.decode("utf-8", "replace")))
+    return b'"bus_bw"' in head and holds_report(head.decode("utf-8", "replace"))
 
 
 def _read_file(path: Path) -> str:
@@ -620,13 +659,14 @@ def read_logs(source: str | Path | Sequence[str | Path], *, partial: bool = Fals
 def read_nccl_tests(
     source: str | Path | Sequence[str | Path], *, partial: bool = False
 ) -> pl.DataFrame:
-    """Read logs of nccl-tests or rccl-tests.
+    """Read logs of nccl-tests or rccl-tests, and reports that nccl-tests writes with ``-J FILE``.
 
     Parameters
     ----------
     source : str, Path or sequence of them
         A log, several, or a folder: its .log, .out, .txt, .dat, .nccl and .stdout files are read,
-        and others with a table, also in its subfolders. Each may be compressed with gzip.
+        and others with a table or a report, also in its subfolders. Each may be compressed with
+        gzip.
     partial : bool, optional
         As in `parse_nccl_tests`.
 
@@ -634,7 +674,7 @@ def read_nccl_tests(
     -------
     frame : polars.DataFrame
         Rows of all logs, as `parse_nccl_tests` returns them; `file` is the path within the folder,
-        or the name.
+        or the name. Of a report, `line` is the number of the result.
 
     Warns
     -----

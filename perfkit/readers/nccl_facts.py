@@ -787,6 +787,59 @@ def gather_facts(
     return tuple(facts)
 
 
+def collect_report(
+    file: str,
+    *,
+    first_line: int,
+    last_line: int,
+    arguments: Sequence[str],
+    variables: Sequence[str],
+    version: int | None,
+    options: Options | None,
+    devices: dict[int, Device],
+    errors: Sequence[Statement],
+) -> LogFacts:
+    """Make the facts of a report of nccl-tests.
+
+    Parameters
+    ----------
+    file : str
+        Name of the report.
+    first_line, last_line : int
+        Numbers of its first and its last result [-].
+    arguments, variables : sequence of str
+        The command and its environment, as NAME=VALUE.
+    version : int or None
+        Number of NCCL in nccl.h [-].
+    options : Options or None
+        Options of the run.
+    devices : dict of int to Device
+        The list of devices, by rank.
+    errors : sequence of Statement
+        What NCCL says went wrong.
+
+    Returns
+    -------
+    facts : LogFacts
+        What the report says besides its results.
+    """
+    collector = _Collector(options=options)
+    if arguments:
+        command = escape(" ".join(arguments), _LONGEST_COMMAND)
+        collector.commands.append(Statement(command, "", first_line))
+    host = min(devices.items())[1].host if devices else ""
+    for variable in variables:
+        assigned = _ASSIGNED.fullmatch(variable)
+        if assigned is not None:
+            collector.add_setting(first_line, host, assigned[1], assigned[2], "environment")
+    if version is not None:
+        _count(collector.versions, first_line, "", write_version(version))
+    for error in errors:
+        collector.warnings[_HostText("", error.text)] = error
+    collector.add_devices(devices)
+    return collector.finish(file, first_line, last_line)
+
+
 def _find_begin(lines: Sequence[tuple[int, str]], begin: int) -> int:
     """First line of a command that goes on in several lines, or the line itself."""
     place = bisect_left(lines, (begin, ""))

@@ -74,8 +74,8 @@ _ENDED = re.compile(
 class MisfitError(Exception):
     """A line that does not fit, and the reason."""
 
-    def __init__(self, line: int, text: str, reason: str) -> None:
-        super().__init__(f"line {line} does not fit: {show(text.strip(), 100)}: {reason}")
+    def __init__(self, line: int, text: str, reason: str, *, place: str = "line") -> None:
+        super().__init__(f"{place} {line} does not fit: {show(text.strip(), 100)}: {reason}")
 
 
 class Device(NamedTuple):
@@ -123,6 +123,7 @@ class Table:
     command_line: int = 0  # of the last command, 0 for none
     begin: int = 1  # first line that tells of this run
     start: int = 0
+    place: str = "line"  # what the numbers of its halves count: lines, or results of a report
     closed: bool = False
     headed: bool = False
     gpus: int = 1
