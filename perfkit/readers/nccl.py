@@ -10,10 +10,9 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
-from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -22,7 +21,15 @@ from perfkit.ground.files import LARGEST_TEXT, check_paths, explain_content, rea
 from perfkit.ground.forks import check_threads
 from perfkit.ground.units import escape, format_bytes, show
 from perfkit.models.collectives import COLLECTIVES, OPERATIONS, bus_factor
-from perfkit.readers.nccl_facts import LogFacts, Setting, gather_facts
+from perfkit.readers.collective_rows import (
+    COLUMNS,
+    MisfitError,
+    Program,
+    make_frame,
+    number_lines,
+)
+from perfkit.readers.dialects import Dialect, find_dialect, holds_dialect, name_foreign
+from perfkit.readers.nccl_facts import LogFacts, Setting, gather_facts, gather_file_facts
 from perfkit.readers.nccl_json import holds_report, read_reports
 from perfkit.readers.nccl_tables import (
     ADVICE,
@@ -31,10 +38,10 @@ from perfkit.readers.nccl_tables import (
     NAMES,
     Communicator,
     Half,
-    MisfitError,
     Table,
     find_tables,
 )
+from perfkit.readers.rank_bounds import bound_ranks
 
 #: Endings of the files of a folder that are taken for logs; others are where a table is in them.
 _SUFFIXES = (".log", ".out", ".txt", ".dat", ".nccl", ".stdout")
@@ -56,23 +63,9 @@ _DTYPES = {
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
 }
-_COLUMNS: dict[str, Any] = {
-    "operation": pl.String,
-    "ranks": pl.Int64,
-    "nodes": pl.Int64,
-    "dtype": pl.String,
-    "redop": pl.String,
-    "nbytes": pl.Int64,
-    "seconds": pl.Float64,
-    "algbw": pl.Float64,
-    "busbw": pl.Float64,
-    "in_place": pl.Boolean,
-    "file": pl.String,
-    "line": pl.Int64,
-}
-_COUNTS = np.arange(1, 2**17)  # numbers of ranks that are tried [-]
 #: Half of the last printed digit of a time, and a bit more for rounding [s].
 _HALF_DIGIT = 0.00501e-6
+_NCCL_TESTS = Program("nccl-tests")
 #: What a table of one rank means, and the next step.
 ONE_RANK = (
     "a table of one rank holds no exchange; if mpirun or srun started several ranks, build "
@@ -99,6 +92,7 @@ class _Content(NamedTuple):
     unequal: str  # hosts with unequal numbers of ranks, empty for none
     settings: str  # variables that told NCCL how to exchange, empty for none
     facts: tuple[LogFacts, ...]  # one for each run
+    program: Program
 
 
 class NcclLogs(NamedTuple):
@@ -109,6 +103,7 @@ class NcclLogs(NamedTuple):
     unequal: dict[str, str]  # files whose hosts hold unequal numbers of ranks, and which
     settings: dict[str, str]  # files of runs that were told how to exchange, and by which variables
     facts: tuple[LogFacts, ...]  # what each run says besides its table, in the order of `rows`
+    programs: dict[str, Program]  # by file, which benchmark wrote it
 
 
 class _Bounds(NamedTuple):
@@ -118,14 +113,6 @@ class _Bounds(NamedTuple):
     low: np.ndarray
     high: np.ndarray
     torn: np.ndarray  # whether a half contradicts itself
-
-
-class _RankRange(NamedTuple):
-    """Fewest and most ranks that explain every row; the most are 0 where none do, and infinite
-    where they are not bounded."""
-
-    fewest: int
-    most: float
 
 
 class _OperationName(NamedTuple):
@@ -179,26 +166,6 @@ def _fits(bounds: _Bounds, operation: str, ranks: int) -> bool:
     return bool(not telling.any() or _agrees(bounds, operation, ranks)[telling].mean() > 0.5)
 
 
-def _bound_ranks(bounds: _Bounds, operation: str) -> _RankRange:
-    """Fewest and most ranks that explain every row; 1 and 0 where none do."""
-    if operation not in OPERATIONS:
-        return _RankRange(1, math.inf)
-    factors = _list_factors(operation)
-    fitting = _COUNTS[(factors >= bounds.low.max()) & (factors <= bounds.high.min())]
-    if not len(fitting):
-        return _RankRange(1, 0)
-    fewest = int(fitting[0])
-    most = int(fitting[-1])
-    is_open = most == _COUNTS[-1]
-    return _RankRange(fewest, math.inf if is_open else most)
-
-
-@cache
-def _list_factors(operation: str) -> np.ndarray:
-    """Bus factors of all numbers of ranks that are tried."""
-    return np.asarray(bus_factor(operation, _COUNTS) * np.ones(len(_COUNTS)))
-
-
 def _name_operation(table: Table, bounds: _Bounds, file: str) -> _OperationName:
     """Operation from the label, from columns and figures, or from the file name."""
     if table.label:
@@ -248,7 +215,7 @@ def _may_be(operation: str, bounds: _Bounds, ranks: int) -> bool:
     """Whether figures are those of an operation, of so many ranks where they are known."""
     if ranks:
         return _fits(bounds, operation, ranks)
-    return _bound_ranks(bounds, operation).most > 0
+    return bound_ranks(bounds.low.max(), bounds.high.min(), operation).most > 0
 
 
 def _find_name_of_file(file: str) -> str:
@@ -265,7 +232,7 @@ def _count_ranks(table: Table, bounds: _Bounds, operation: str) -> Communicator:
     communicator = table.count()
     if communicator.ranks:
         return communicator
-    low, high = _bound_ranks(bounds, operation)
+    low, high = bound_ranks(bounds.low.max(), bounds.high.min(), operation)
     # ranks come in multiples of the GPUs of a process
     step = table.gpus
     if high < math.inf and (low - 1) // step < high // step:
@@ -364,11 +331,11 @@ def _make_frame(
             "in_place": [half.in_place for half in halves],
             "line": [half.line for half in halves],
         },
-        schema_overrides=_COLUMNS,
+        schema_overrides=COLUMNS,
     )
     about = {"operation": operation, "ranks": ranks, "nodes": nodes, "file": file}
-    same = [pl.lit(value, _COLUMNS[name]).alias(name) for name, value in about.items()]
-    return rows.with_columns(same).select(*_COLUMNS)
+    same = [pl.lit(value, COLUMNS[name]).alias(name) for name, value in about.items()]
+    return rows.with_columns(same).select(*COLUMNS)
 
 
 # -- one log
@@ -378,8 +345,13 @@ def _make_frame(
 def _read_text(name: str, text: str, partial: bool) -> _Content:
     """Frames of the tables of one log, and what does not fit in it."""
     file = escape(name, 200)
+    dialect = find_dialect(text)
+    if dialect is not None and not HEADER.search(text):
+        return _read_dialect(dialect, file, text)
     with reading(file, ADVICE):
         tables, facts, misfit = _find_runs(text, file)
+        if not tables:
+            _refuse_foreign(file, text)
         read: list[_ReadTable] = []
         try:
             for table in tables:
@@ -400,6 +372,7 @@ def _read_text(name: str, text: str, partial: bool) -> _Content:
         unequal=next(filter(None, unequal), ""),
         settings=settings,
         facts=facts,
+        program=_NCCL_TESTS,
     )
 
 
@@ -418,6 +391,35 @@ def _find_runs(text: str, file: str) -> _Runs:
         return _Runs([run for run in reports.runs if run.halves], reports.facts, reports.misfit)
     found = find_tables(text)
     return _Runs(found.tables, gather_facts(found.lines, found.runs, file), found.misfit)
+
+
+def _read_dialect(dialect: Dialect, file: str, text: str) -> _Content:
+    """Rows of a log of another benchmark than nccl-tests."""
+    with reading(file, f"pass what {dialect.name} printed"):
+        plain = COLOURS.sub("", text)
+        found = dialect.read(plain, file)
+        facts = gather_file_facts(number_lines(plain), file)
+    if not found.rows and found.misfit is None:
+        raise ValueError(f"{file}: {dialect.name} printed no row that is read; run it again")
+    for note in found.notes:
+        warnings.warn(escape(f"{file}: {note}", 500), LogWarning, stacklevel=4)
+    settings = _list_settings([facts])
+    _warn_of_settings(file, settings)
+    return _Content(
+        [make_frame(found.rows, file)] if found.rows else [],
+        misfit=None if found.misfit is None else str(found.misfit),
+        unequal="",
+        settings=settings,
+        facts=(facts,) if found.rows else (),
+        program=Program(dialect.name, found.has_waits, found.on_hosts),
+    )
+
+
+def _refuse_foreign(file: str, text: str) -> None:
+    """Refuse the output of a known program that holds no collectives."""
+    foreign = name_foreign(text)
+    if foreign is not None:
+        raise ValueError(f"{file}: {foreign}")
 
 
 def _compare_adapters(file: str, tables: Sequence[Table], facts: Sequence[LogFacts]) -> None:
@@ -508,6 +510,7 @@ def _collect(logs: Sequence[_Log], partial: bool) -> NcclLogs:
     unequal: dict[str, str] = {}
     settings: dict[str, str] = {}
     facts: list[LogFacts] = []
+    programs: dict[str, Program] = {}
     unused: list[str] = []
     written = _list_written_reports(logs)
     for log in logs:
@@ -541,6 +544,7 @@ def _collect(logs: Sequence[_Log], partial: bool) -> NcclLogs:
         frames += content.frames
         facts += content.facts
         devices[file] = _find_devices(log.text)
+        programs[file] = content.program
         if content.unequal:
             unequal[file] = content.unequal
         if content.settings:
@@ -550,7 +554,7 @@ def _collect(logs: Sequence[_Log], partial: bool) -> NcclLogs:
         raise ValueError(f"no complete row of an nccl-tests table is there; {cause}")
     for text in unused:
         warnings.warn(f"{text}; the file is not used", LogWarning, stacklevel=3)
-    return NcclLogs(pl.concat(frames), devices, unequal, settings, tuple(facts))
+    return NcclLogs(pl.concat(frames), devices, unequal, settings, tuple(facts), programs)
 
 
 def _list_written_reports(logs: Sequence[_Log]) -> dict[str, str]:
@@ -624,9 +628,11 @@ def _holds_table(path: Path) -> bool:
             head = file.read(_SEARCHED)
     except OSError:
         return False
-    if b"algbw" in head:
-        return bool(HEADER.search(head.decode("utf-8", "replace")))
-    return b'"bus_bw"' in head and holds_report(head.decode("utf-8", "replace"))
+    if b"algbw" in head and HEADER.search(head.decode("utf-8", "replace")):
+        return True
+    if b'"bus_bw"' in head and holds_report(head.decode("utf-8", "replace")):
+        return True
+    return holds_dialect(head)
 
 
 def _read_file(path: Path) -> str:

@@ -765,19 +765,7 @@ def gather_facts(
     for line, text in lines:
         while line > ends[place]:
             place += 1
-        collector = collectors[place]
-        if "CCL INFO" in text or "CCL WARN" in text or "CCL ERROR" in text:
-            spoken = _SPOKEN.search(text)
-            if spoken is not None:
-                host, _, kind, message = spoken.groups()
-                if kind == "INFO":
-                    collector.take_message(line, host or "", message)
-                else:
-                    collector.take_warning(line, host or "", message)
-                continue
-        if "_" in text or "CCL version" in text or "nGpus" in text:
-            collector.take_other_line(line, text)
-        unfinished = _take_command(collector, line, text, unfinished)
+        unfinished = _take_line(collectors[place], line, text, unfinished)
     facts = []
     begins = [1, *(end + 1 for end in ends)]
     for run, collector, begin, end in zip(runs, collectors, begins, ends, strict=False):
@@ -838,6 +826,44 @@ def collect_report(
         collector.warnings[_HostText("", error.text)] = error
     collector.add_devices(devices)
     return collector.finish(file, first_line, last_line)
+
+
+def gather_file_facts(lines: Sequence[tuple[int, str]], file: str) -> LogFacts:
+    """Gather what a log of another benchmark than nccl-tests says, as of one run.
+
+    Parameters
+    ----------
+    lines : sequence of (int, str)
+        Number and text of each line, in the order of the log.
+    file : str
+        Name of the log.
+
+    Returns
+    -------
+    facts : LogFacts
+        What its lines say.
+    """
+    collector = _Collector()
+    unfinished = ""
+    for line, text in lines:
+        unfinished = _take_line(collector, line, text, unfinished)
+    return collector.finish(file, 1, lines[-1][0] if lines else 1)
+
+
+def _take_line(collector: _Collector, line: int, text: str, unfinished: str) -> str:
+    """Keep what a line says; return the command that the next line may go on with."""
+    if "CCL INFO" in text or "CCL WARN" in text or "CCL ERROR" in text:
+        spoken = _SPOKEN.search(text)
+        if spoken is not None:
+            host, _, kind, message = spoken.groups()
+            if kind == "INFO":
+                collector.take_message(line, host or "", message)
+            else:
+                collector.take_warning(line, host or "", message)
+            return unfinished
+    if "_" in text or "CCL version" in text or "nGpus" in text:
+        collector.take_other_line(line, text)
+    return _take_command(collector, line, text, unfinished)
 
 
 def _find_begin(lines: Sequence[tuple[int, str]], begin: int) -> int:

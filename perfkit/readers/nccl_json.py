@@ -11,8 +11,9 @@ import re
 from typing import Any, NamedTuple, TypeGuard
 
 from perfkit.ground.units import escape, show
+from perfkit.readers.collective_rows import MisfitError
 from perfkit.readers.nccl_facts import LogFacts, Options, Statement, collect_report
-from perfkit.readers.nccl_tables import NAMES, Device, Half, MisfitError, Table
+from perfkit.readers.nccl_tables import NAMES, Device, Half, Table
 
 #: Half of the last digit of a bandwidth in a report, and a bit more for rounding [GB/s].
 _HALF_DIGIT = 0.501e-6

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from perfkit.ground.units import show
 from perfkit.models.collectives import OPERATIONS
+from perfkit.readers.collective_rows import MisfitError
 
 #: perfkit's name of an operation by that of its program, such as alltoall_perf.
 NAMES = {name.replace("_", ""): name for name in OPERATIONS}
@@ -69,13 +70,6 @@ _VALUE = re.compile(r"N/A|[-+]?(?:nan|inf|\d{1,30}(?:\.\d*)?(?:e[-+]?\d{1,2})?)\
 _ENDED = re.compile(
     r"\d\.\d+\s+\d+\.\d+\s+(?:N/A|[\d.e+*-]+)(?:\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)?\s*$"
 )
-
-
-class MisfitError(Exception):
-    """A line that does not fit, and the reason."""
-
-    def __init__(self, line: int, text: str, reason: str, *, place: str = "line") -> None:
-        super().__init__(f"{place} {line} does not fit: {show(text.strip(), 100)}: {reason}")
 
 
 class Device(NamedTuple):

@@ -25,6 +25,7 @@ from perfkit.readers.execution_trace import read_execution
 from perfkit.readers.index_arrays import read_indices
 from perfkit.readers.kernel_database import read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl import list_devices, read_nccl_tests
+from tests.benchmark_logs import EACH
 from tests.fuzz.damage import Rng, choose, damage_bytes, damage_file, damage_text, damage_tree
 from tests.fuzz.harness import Entry, Nonsense
 
@@ -600,6 +601,7 @@ ENTRIES: dict[str, Entry] = {
         ".toml", one_of(*map(tomllib.loads, TEXTS)), predict_on, 0.2, tomli_w.dumps
     ),
     "nccl-tests-log": file(".log .txt .all_reduce.out", log, read_log, 1.2),
+    "benchmark-log": file(".log .csv .all_reduce.out", one_of(*EACH.values()), read_log, 1.2),
     "tables-csv": file(".csv", one_of(ROWS, csv(ROWS).replace(",", " , ")), tables, 1, csv),
     "tables-json": file(".json", one_of(ROWS, {"tables": ROWS}), tables),
     "tables-tbe": file(".json", one_of(CONFIG, [CONFIG, CONFIG]), tables),

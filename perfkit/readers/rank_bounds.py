@@ -1,0 +1,60 @@
+"""Ranks that explain printed bandwidths: the ratio of bus to algorithm bandwidth is the bus factor of
+one number of ranks (NVIDIA, nccl-tests, doc/PERFORMANCE.md)."""
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from perfkit.models.collectives import OPERATIONS, bus_factor
+
+_COUNTS = np.arange(1, 2**17)  # numbers of ranks that are tried [-]
+
+
+class RankRange(NamedTuple):
+    """Fewest and most ranks that explain every row; the most are 0 where none do, and infinite
+    where they are not bounded."""
+
+    fewest: int
+    most: float
+
+
+def bound_ranks(low: float, high: float, operation: str) -> RankRange:
+    """Find the ranks whose bus factor lies between two bounds.
+
+    Parameters
+    ----------
+    low, high : float
+        Bounds of busbw / algbw that every row allows [-].
+    operation : str
+        Operation; nothing is known of a name that `perfkit.models.collectives` lacks.
+
+    Returns
+    -------
+    ranks : RankRange
+        Fewest and most of them; 1 and 0 where none fit.
+
+    Examples
+    --------
+    >>> bound_ranks(1.74, 1.76, "all_reduce")
+    RankRange(fewest=8, most=8)
+    >>> bound_ranks(0.99, 1.01, "all_gather").most
+    inf
+    """
+    if operation not in OPERATIONS:
+        return RankRange(1, math.inf)
+    factors = _list_factors(operation)
+    fitting = _COUNTS[(factors >= low) & (factors <= high)]
+    if not len(fitting):
+        return RankRange(1, 0)
+    fewest = int(fitting[0])
+    most = int(fitting[-1])
+    is_open = most == _COUNTS[-1]
+    return RankRange(fewest, math.inf if is_open else most)
+
+
+@cache
+def _list_factors(operation: str) -> np.ndarray:
+    """Bus factors of all numbers of ranks that are tried."""
+    return np.asarray(bus_factor(operation, _COUNTS) * np.ones(len(_COUNTS)))

@@ -1,0 +1,299 @@
+"""Logs of other benchmarks of collectives than nccl-tests: sizes, times and ranks by hand, what is left
+out or refused, and that `perfkit.calibrate` takes them. All figures are invented."""
+
+import re
+import warnings
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import perfkit as pk
+from perfkit.readers.collective_rows import Launch, read_launch
+from perfkit.readers.dialects import DIALECTS, FOREIGN
+from perfkit.readers.nccl import LogWarning, parse_nccl_tests, read_logs, read_nccl_tests
+from tests.benchmark_logs import (
+    DEEPSPEED,
+    DS_BENCH,
+    EACH,
+    HCCL,
+    MSCCLPP,
+    ONECCL,
+    ONECCL_CSV,
+    OSU,
+    PARAM,
+    RCCL_CSV,
+    RCCL_JSON,
+    STRAGGLERS,
+)
+
+
+def read(text: str, **settings: object) -> list[tuple[object, ...]]:
+    """Operation, ranks, nodes, dtype, redop, bytes, seconds and in_place of each row."""
+    frame = parse_nccl_tests(text, **settings)  # type: ignore[arg-type]
+    columns = ("operation", "ranks", "nodes", "dtype", "redop", "nbytes", "seconds", "in_place")
+    return [(*row[:6], pytest.approx(row[6]), row[7]) for row in frame.select(columns).rows()]
+
+
+def quietly(text: str, **settings: object) -> list[tuple[object, ...]]:
+    """Rows, whatever the reader warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LogWarning)
+        return read(text, **settings)
+
+
+def test_each_dialect_has_a_text_here() -> None:
+    """Each entry is tried, and found by its own text."""
+    assert {dialect.name for dialect in DIALECTS} == set(EACH)
+    for name, text in EACH.items():
+        found = [dialect.name for dialect in DIALECTS if dialect.head.search(text)]
+        assert found[0] == name
+        assert all(dialect.mark in text for dialect in DIALECTS if dialect.name == name)
+
+
+def test_oneccl_counts_the_part_of_one_rank() -> None:
+    """The size of an allgather and an alltoall is times the ranks, that of others is not."""
+    rows = [1024, 1048576]
+    for operation, name, times, redop in (
+        ("allreduce", "all_reduce", 1, "sum"),
+        ("allgatherv", "all_gather", 8, None),
+        ("alltoall", "all_to_all", 8, None),
+        ("reduce_scatter", "reduce_scatter", 1, "sum"),
+        ("bcast", "broadcast", 1, None),
+    ):
+        assert read(ONECCL.format(operation=operation)) == [
+            (name, 8, None, "bf16", redop, times * rows[0], 32e-6, False),
+            (name, 8, None, "bf16", redop, times * rows[1], 200e-6, False),
+        ]
+    assert read(ONECCL_CSV) == [
+        ("all_gather", 4, None, "fp32", None, 4096, 10e-6, False),
+        ("reduce_scatter", 4, None, "fp32", "sum", 4096, 20e-6, False),
+    ]
+
+
+def test_oneccl_of_several_operations_or_hosts() -> None:
+    """Times of several operations at once are refused, and runs without a GPU are named."""
+    for text, reason in (
+        (ONECCL.format(operation="allreduce allgatherv"), "one at a time, such as --coll"),
+        (ONECCL.format(operation="sparse_allreduce"), "perfkit knows no operation sparse"),
+        (
+            EACH["oneCCL's benchmark"].replace("buf_count:      1", "buf_count:      4"),
+            "--buf_count 1",
+        ),
+        (ONECCL_CSV.replace("256,1,", "256,2,"), "--buf_count 1"),
+        (ONECCL_CSV.replace("t_avg[usec]", "time"), "as oneCCL before 2021"),
+        (EACH["oneCCL's benchmark"].replace("200.00       0.10", "2"), "the row is not complete"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            parse_nccl_tests(text)
+    with pytest.warns(LogWarning, match="no GPU took part"):
+        parse_nccl_tests(EACH["oneCCL's benchmark"].replace("sycl", "host"))
+
+
+def test_hccl_takes_its_operation_and_ranks_from_the_command() -> None:
+    """Nodes come from the devices of a node, wrong results are named."""
+    expected = [
+        ("all_reduce", 16, 2, "fp16", "sum", 1048576, 100e-6, False),
+        ("all_reduce", 16, 2, "fp16", "sum", 2097152, 160e-6, False),
+    ]
+    assert read(EACH["HCCL Test"]) == expected
+    gathered = HCCL.format(program="all_gather_test", last="success")
+    assert read(gathered)[0] == ("all_gather", 16, 2, "fp16", None, 1048576, 100e-6, False)
+    with pytest.warns(LogWarning, match=r"1 results hold wrong values \(the first in line 6\)"):
+        parse_nccl_tests(HCCL.format(program="all_reduce_test", last="failed"))
+
+
+def test_a_log_without_ranks_says_what_to_write() -> None:
+    """The next step works: a command above the table gives ranks and nodes."""
+    table = EACH["HCCL Test"].split("\n", 1)[1]
+    with pytest.raises(ValueError, match="the log names no ranks; write the command") as caught:
+        parse_nccl_tests(table, file="all_reduce.log")
+    command = re.findall(r"'(mpirun [^']*)'", str(caught.value))[0]
+    rows = read(f"{command}\n{table}", file="all_reduce.log")
+    assert rows[0] == ("all_reduce", 16, 2, "fp32", "sum", 1048576, 100e-6, False)
+    with pytest.raises(ValueError, match="no command names the operation"):
+        parse_nccl_tests(f"{command}\n{table}", file="test.log")
+
+
+@pytest.mark.parametrize(
+    ("command", "launch"),
+    [
+        ("mpirun -np 16 -npernode 8 x", Launch(16, 2)),
+        ("$ mpiexec.hydra -n 8 x", Launch(8, None)),
+        ("mpirun -np 8 -N 4 x", Launch(8, 2)),
+        ("srun -N 2 -n 8 x", Launch(8, 2)),
+        ("srun --nodes=2 --ntasks-per-node=8 x", Launch(16, 2)),
+        ("torchrun --nproc_per_node=8 x", Launch(8, 1)),
+        ("torchrun --nnodes 2 --nproc-per-node 8 x", Launch(16, 2)),
+        ("mpirun --map-by ppr:8:node -np 32 x", Launch(32, 4)),
+        ("mpirun x", None),
+        ("ssh node -n 4", None),
+    ],
+)
+def test_launch_commands(command: str, launch: Launch | None) -> None:
+    """Ranks and nodes of commands, with the meaning that each launcher gives to -N."""
+    assert read_launch(command) == launch
+
+
+def test_deepspeed_summary() -> None:
+    """Ranks from the ratio of its rates, sizes in powers of 1024, more digits from the totals."""
+    with pytest.warns(LogWarning) as said:
+        rows = read(DEEPSPEED)
+    assert rows == [
+        ("broadcast", 8, None, "unknown", None, 2048, 0.08e-3, False),
+        ("all_gather", 8, None, "unknown", None, 8 * 2**20, 0.503e-3, False),
+        ("all_reduce", 8, None, "unknown", "sum", 500 * 2**20, 10e-3, False),
+    ]
+    words = " ".join(str(warning.message) for warning in said)
+    for part in ("not read: all_reduce_of_mine, barrier", "all 8 ranks", "waited for each other"):
+        assert part in words
+
+
+def test_deepspeed_stragglers_tell_the_transfer_apart() -> None:
+    """The second table gives the times of the transfer, and the last summary counts."""
+    text = DEEPSPEED + STRAGGLERS
+    assert quietly(text) == [
+        ("all_gather", 8, None, "unknown", None, 8 * 2**20, 0.302e-3, False),
+        ("all_reduce", 8, None, "unknown", "sum", 500 * 2**20, 8e-3, False),
+    ]
+    assert quietly(DEEPSPEED.replace("50.30", "49.70") + text) == quietly(text)
+    with pytest.raises(ValueError, match=r"DeepSpeed.*no row|log_summary"):
+        parse_nccl_tests(
+            "comm op: all_reduce | time (ms): 0.50 | msg size: 4.0 MB | algbw (Gbps): 1.0"
+        )
+
+
+def test_deepspeed_benchmark() -> None:
+    """Sizes are elements times their bytes, of all ranks for an all_gather; its rate must agree."""
+    with pytest.warns(LogWarning, match="1 rows of pt2pt are not read"):
+        rows = read(DS_BENCH)
+    assert rows == [
+        ("all_gather", 8, None, "unknown", None, 8 * 4096, 80e-6, False),
+        ("all_gather", 8, None, "unknown", None, 8 * 2**32, 0.2, False),
+    ]
+    with pytest.raises(ValueError, match="its bus bandwidth is not that of size and time"):
+        parse_nccl_tests(DS_BENCH.replace("1202.591", "1374.390"))
+    gigabytes = DS_BENCH.replace("Gbps", "GBps").replace("2.867", "0.358")
+    assert quietly(gigabytes.replace("1202.591", "150.324")) == rows
+
+
+def test_param() -> None:
+    """Ranks and nodes from the environment, or ranks from the rates."""
+    with pytest.warns(LogWarning, match="1 results are not read: quantized"):
+        rows = read(PARAM)
+    assert rows == [
+        ("all_reduce", 16, 2, "fp32", "sum", 2**20, 100e-6, False),
+        ("all_to_all", 16, 2, "bf16", None, 2**21, 200e-6, False),
+    ]
+    alone = PARAM.split("\n", 1)[1]
+    assert [row[1:3] for row in quietly(alone)] == [(16, None), (16, None)]
+    with pytest.raises(ValueError, match="the row is not complete"):
+        parse_nccl_tests(PARAM.replace("10.486       9.831", "10"))
+
+
+def test_osu() -> None:
+    """The part of one rank is counted times the ranks; host memory and other tests are named."""
+    for name, title, operation, times, redop in (
+        ("allreduce", "Allreduce", "all_reduce", 1, "sum"),
+        ("allgather", "Allgather", "all_gather", 8, None),
+        ("alltoall", "All-to-All Personalized Exchange", "all_to_all", 8, None),
+        ("bcast", "Broadcast", "broadcast", 1, None),
+        ("reduce_scatter", "Reduce_scatter", "reduce_scatter", 1, "sum"),
+        ("gather", "Gather", "gather", 8, None),
+    ):
+        rows = read(OSU.format(name=name, title=title))
+        assert rows == [
+            (operation, 8, 2, "fp32", redop, 4 * times, 10e-6, False),
+            (operation, 8, 2, "fp32", redop, times * 2**20, 300e-6, False),
+        ]
+    with pytest.raises(ValueError, match="Iallreduce is no collective that perfkit reads"):
+        parse_nccl_tests(OSU.format(name="iallreduce", title="Iallreduce"))
+    with pytest.warns(LogWarning, match="in host memory"):
+        parse_nccl_tests(EACH["OSU micro-benchmarks"].replace("MPI-CUDA", "MPI"))
+
+
+def test_files_of_rccl_tests_and_mscclpp() -> None:
+    """The CSV has a value more than its header; ranks must agree with the bandwidths."""
+    assert read(RCCL_CSV) == [
+        ("all_reduce", 8, None, "fp32", "sum", 2**20, 100e-6, False),
+        ("all_reduce", 8, None, "fp32", "sum", 2**20, 80e-6, True),
+    ]
+    assert read(RCCL_JSON) == [
+        ("all_gather", 4, None, "bf16", None, 2**20, 100e-6, False),
+        ("all_gather", 4, None, "bf16", None, 2**21, 160e-6, True),
+    ]
+    assert read(MSCCLPP) == [("all_reduce", 16, 2, "unknown", "sum", 2**20, 100e-6, False)]
+    with pytest.raises(ValueError, match="does not fit all_gather of 8 ranks"):
+        parse_nccl_tests(RCCL_JSON.replace('"gpus":4', '"gpus":8'))
+    with pytest.raises(ValueError, match="cut off or is no JSON"):
+        parse_nccl_tests(RCCL_JSON[:-60])
+    assert len(quietly(RCCL_JSON[:-60], partial=True)) == 1
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_cut_texts_keep_what_is_before(name: str, tmp_path: Path) -> None:
+    """Lines before, prefixes of launchers, Windows' ends of lines and colours change nothing."""
+    text = EACH[name]
+    whole = quietly(text)
+    assert whole
+    assert quietly(f"Loading modules\n{text}\nDone in 12 s\n".replace("\n", "\r\n")) == whole
+    if "CSV" not in name and "JSON" not in name and "OSU" not in name:
+        assert quietly("\n".join(f"[1,0]<stdout>: {line}" for line in text.split("\n"))) == whole
+    path = tmp_path / "all_reduce.results"  # no ending of logs: it is known by its head
+    path.write_text(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LogWarning)
+        logs = read_logs(tmp_path)
+    assert len(logs.rows) == len(whole)
+    assert logs.programs["all_reduce.results"].name == name
+    assert logs.programs["all_reduce.results"].has_waits == ("logger" in name)
+
+
+FOREIGN_TEXTS = {
+    "nvbandwidth": "nvbandwidth Version: v0.8\nRunning host_to_device_memcpy_ce.\n",
+    "perftest (ib_write_bw and its like)": " #bytes  #iterations  BW peak[Gb/sec]  BW average[Gb/sec]  MsgRate[Mpps]\n 65536 5000 96.1 95.9 0.18\n",
+    "p2pBandwidthLatencyTest": "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]\n",
+    "bandwidthTest of CUDA": "[CUDA Bandwidth Test] - Starting...\n",
+    "iperf": "[ ID] Interval           Transfer     Bitrate\n[  5] 0.00-10.00 sec 1.1 GBytes 9.4 Gbits/sec\n",
+    "ucx_perftest": "|    Stage     | # iterations | 50.0%ile | average | overhead (usec)\n",
+    "ucc_perftest": "Collective: Allreduce\n       Count        Size                Time, us                           Bandwidth, GB/s\n",
+    "mlxlink": "Operational Info\n----------------\nState : Active\n",
+    "Intel MPI Benchmarks": "#    Intel(R) MPI Benchmarks 2021.7, MPI-1 part\n#bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]\n",
+    "dcgmi diag": "Successfully ran diagnostic for group.\n",
+    "rocm-bandwidth-test or TransferBench": "RocmBandwidthTest Version: 2.6.0\n",
+    "hccl_demo of Habana": "[BENCHMARK]     NW Bandwidth   : 258.2 GB/s\n",
+    "MSCCL++'s allreduce_bench.py": "| Size (fp16) | Time (us) | AlgBW (GB/s) | Correctness | NCCL Time (us) | NCCL AlgBW (GB/s) |\n",
+    "mscclpp-test": "#       size         count     time   algbw   busbw  #wrong\n",
+    "DeepSpeed's communication logger": "comm op: all_reduce | time (ms): 0.5 | msg size: 4.0 MB\n",
+    "nvidia-smi topo -m": "        GPU0    GPU1    CPU Affinity    NUMA Affinity\nGPU0     X      NV18    0-31    0\n",
+}
+
+
+def test_known_programs_are_refused_by_name() -> None:
+    """Each says what it holds, and what to run instead; nothing refuses a log that has a table."""
+    assert {foreign.name for foreign in FOREIGN} == set(FOREIGN_TEXTS)
+    row = "67108864 16777216 float sum -1 584.5 114.81 200.91 0 581.9 115.33 201.82 0"
+    for name, text in FOREIGN_TEXTS.items():
+        with pytest.raises(
+            ValueError, match=rf"it is the output of {re.escape(name)}, which holds"
+        ):
+            parse_nccl_tests(text)
+    for text in FOREIGN_TEXTS.values():
+        assert len(parse_nccl_tests(f"{text}{row}")) == 2
+
+
+def test_calibrate_takes_each_without_being_told(tmp_path: Path) -> None:
+    """A curve of PCIe cards by another benchmark is that of the same figures from nccl-tests."""
+    sizes = [2**power for power in range(12, 28)]
+    times = [30e-6 + size / 10e9 for size in sizes]
+    lines = [f"{size} {1e6 * time:.2f}" for size, time in zip(sizes, times, strict=True)]
+    osu = "\n".join(
+        ["mpirun -n 8 osu_allreduce", "# OSU MPI-CUDA Allreduce Latency Test v7.1", *lines]
+    )
+    (tmp_path / "a.log").write_text(osu)
+    platform = pk.calibrate(nccl_logs=tmp_path / "a.log", base="h100-sxm-8")
+    took = float(platform.collective_time("all_reduce", 2.0**27, ranks=8))
+    assert took == pytest.approx(times[-1], rel=0.02)
+    frame = read_nccl_tests(tmp_path)
+    assert frame["busbw"][-1] == pytest.approx(2 * 7 / 8 * sizes[-1] / times[-1], rel=1e-4)
+    assert frame.schema["nodes"] == pl.Int64
