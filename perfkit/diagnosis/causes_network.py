@@ -1,0 +1,629 @@
+"""Signatures between nodes: sockets, a wrong interface, missing adapters, copies through the host."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from perfkit.diagnosis.evidence import (
+    Plateau,
+    describe_plateau,
+    describe_startup,
+    find_plateau,
+    find_wire_rate,
+    is_slow,
+    join_names,
+    quote,
+    write_line_rate,
+    write_rate,
+)
+from perfkit.diagnosis.known_rates import (
+    ADAPTER_LINES,
+    Path,
+    find_ethernet,
+    find_shares,
+)
+from perfkit.diagnosis.nccl_variables import Effect, find_variables
+from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range
+from perfkit.readers.nccl_facts import Adapter, Setting
+
+#: Interfaces of containers, bridges and the host itself, which lead to no other node or are slow.
+_VIRTUAL = re.compile(
+    r"lo|docker\d*|virbr\d*|br-\w+|veth\w*|cni\d*|flannel\S*|cali\w*|tun\d*|tap\d*|wl\w+"
+)
+_NUMBERED = re.compile(r"(.*?)(\d+)")
+#: Where sockets are guessed by figures alone, they give no more than this share of what is expected
+#: [-]: a card of 100 Gb/s gives 6 GB/s over TCP (NVIDIA/nccl#398), adapters of 400 Gb/s for eight GPUs
+#: 370.
+_FAR_BELOW = 0.25
+#: An adapter of which this share of the line or less is used has half its way [-]: ACS sends data
+#: through the root of PCIe and back (9.8 of 25 GB/s, NVIDIA/nccl-tests#112), a bond may use one port
+#: (30 of 50, #265), and one connection gives about half (27 of 50, NVIDIA/nccl#2409).
+_HALF = 0.62
+
+
+def _is_between_nodes(case: Case) -> bool:
+    return case.nodes is not None and case.nodes > 1
+
+
+def list_settings(case: Case, *effects: Effect) -> list[Setting]:
+    """List settings of a user that have one of some effects.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+    *effects : Effect
+        Which ones.
+
+    Returns
+    -------
+    settings : list of Setting
+        In the order of the log; those of plugins are left out.
+    """
+    if case.facts is None:
+        return []
+    return [
+        setting
+        for setting in case.facts.settings
+        if setting.source != "plugin"
+        and any(found.effect in effects for found in find_variables(setting.name, setting.value))
+    ]
+
+
+def quote_settings(case: Case, settings: Sequence[Setting]) -> list[Evidence]:
+    """Evidence from settings, with what each does.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+    settings : sequence of Setting
+        The settings.
+
+    Returns
+    -------
+    evidence : list of Evidence
+        One for each.
+    """
+    evidence = []
+    for setting in settings:
+        text = f"{setting.name}={setting.value}"
+        meanings = [found.meaning for found in find_variables(setting.name, setting.value)]
+        if meanings:
+            text += f": {meanings[0]}"
+        evidence.append(quote(case, setting, text))
+    return evidence
+
+
+# -- sockets
+# --------------------------------------------------------------------------------------------------
+
+
+def _describe_ethernet(case: Case, plateau: Plateau) -> Evidence | None:
+    """The rate of a node, as a card of Ethernet that gives it."""
+    rate = find_wire_rate(case, plateau)
+    if rate is None:
+        return None
+    low, high = find_ethernet(rate.low), find_ethernet(rate.high)
+    if low is None:
+        return None
+    text = f"a node sends {write_rate(rate.low)} = {write_line_rate(rate.low)}"
+    if rate.high > 1.05 * rate.low:
+        text += f" by a tree, or {write_rate(rate.high)} by a ring"
+    text += f", as a card of {write_line_rate(low)}"
+    if high is not None and high != low:
+        text += f" or {write_line_rate(high)}"
+    return Evidence(text + " gives", case.file, plateau.line)
+
+
+def find_sockets(case: Case) -> Cause | None:
+    """TCP sockets instead of InfiniBand, RoCE or EFA.
+
+    Evidence: "Using network Socket" (seen); or, where the log says nothing of networks, a rate that
+    Ethernet gives and less than a quarter of what is expected, with a start-up that is slow, too.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    if not _is_between_nodes(case) or not is_slow(case):
+        return None
+    plateau = find_plateau(case)
+    networks = case.facts.networks if case.facts is not None else ()
+    sockets = [network for network in networks if network.text == "Socket"]
+    if networks and not sockets:
+        return None
+    if sockets:
+        return _explain_sockets(case, plateau)
+    return _guess_sockets(case, plateau)
+
+
+def _explain_sockets(case: Case, plateau: Plateau | None) -> Cause:
+    """Sockets that the log names, and why NCCL takes them."""
+    facts = case.facts
+    first = next(network for network in facts.networks if network.text == "Socket")
+    evidence = [quote(case, first, "NCCL says: Using network Socket")]
+    interfaces = [adapter for adapter in facts.adapters if adapter.fabric == "Socket"]
+    if interfaces:
+        names = join_names(dict.fromkeys(adapter.name for adapter in interfaces))
+        evidence.append(quote(case, interfaces[0], f"data pass over {names}"))
+    if plateau is not None:
+        evidence.append(describe_plateau(case, plateau))
+        ethernet = _describe_ethernet(case, plateau)
+        if ethernet is not None:
+            evidence.append(ethernet)
+    startup = describe_startup(case)
+    if startup is not None:
+        evidence.append(startup)
+    settings = list_settings(case, Effect.NO_ADAPTERS)
+    topics = {remark.topic for remark in facts.remarks}
+    reason = ""
+    advice = []
+    if settings:
+        names = join_names(f"{setting.name}={setting.value}" for setting in settings)
+        reason = f", because of {names}"
+        evidence[1:1] = quote_settings(case, settings)
+        advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
+    elif "no libibverbs" in topics:
+        reason = ", because libibverbs is missing"
+        advice.append("install libibverbs (rdma-core) in the container or on the nodes")
+    elif "no IB device" in topics:
+        reason = ", because it finds no adapter"
+    for remark in facts.remarks:
+        if remark.topic in ("no libibverbs", "no IB device"):
+            evidence.append(quote(case, remark, remark.text))
+    advice += [
+        "see that /dev/infiniband is in the container, and that ibv_devinfo lists the adapters as active",
+        'on EFA, see that the plugin of libfabric (aws-ofi-nccl) is found: "NET/Plugin" in the log',
+        'run with NCCL_DEBUG=INFO and expect "Using network IB", or the name of the plugin',
+    ]
+    return Cause(
+        "sockets",
+        f"NCCL sends data between nodes over TCP sockets{reason}",
+        tuple(evidence),
+        tuple(advice),
+        ("NVIDIA/nccl#451", "NVIDIA/nccl-tests#188", "NVIDIA/nccl#837", "areal-project/AReaL#639"),
+        Certainty.SEEN,
+    )
+
+
+def _guess_sockets(case: Case, plateau: Plateau | None) -> Cause | None:
+    """Sockets by figures alone."""
+    expected = case.expectation.busbw
+    if plateau is None or expected is None or plateau.busbw > _FAR_BELOW * expected:
+        return None
+    ethernet = _describe_ethernet(case, plateau)
+    if ethernet is None:
+        return None
+    evidence = [describe_plateau(case, plateau), ethernet]
+    certainty = Certainty.POSSIBLE
+    startup = describe_startup(case)
+    if startup is not None:
+        evidence.append(startup)
+        certainty = Certainty.LIKELY
+    return Cause(
+        "sockets",
+        "the rate is that of TCP over Ethernet; NCCL may not use the faster adapters, or the nodes have "
+        "none",
+        tuple(evidence),
+        (
+            'run with NCCL_DEBUG=INFO and look for "Using network"',
+            "if it says Socket: unset NCCL_IB_DISABLE and NCCL_NET, see that /dev/infiniband is in the "
+            "container and that libibverbs loads",
+        ),
+        ("NVIDIA/nccl#451", "NVIDIA/nccl-tests#188", "NVIDIA/nccl#398"),
+        certainty,
+    )
+
+
+def find_wrong_interface(case: Case) -> Cause | None:
+    """Adapters of another network than that of the GPUs.
+
+    Evidence: sockets over an interface of containers or of the host itself (seen), or a list of
+    adapters that has InfiniBand and Ethernet at once (possible).
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    if not _is_between_nodes(case) or not is_slow(case) or case.facts is None:
+        return None
+    adapters = case.facts.adapters
+    uses_sockets = any(network.text == "Socket" for network in case.facts.networks)
+    virtual = [
+        adapter
+        for adapter in adapters
+        if adapter.fabric == "Socket" and _VIRTUAL.fullmatch(adapter.name)
+    ]
+    if uses_sockets and virtual:
+        names = join_names(dict.fromkeys(adapter.name for adapter in virtual))
+        return Cause(
+            "wrong interface",
+            f"sockets use {names}, an interface of containers or of the host itself",
+            (quote(case, virtual[0], f"NCCL lists {names}"),),
+            (
+                "set NCCL_SOCKET_IFNAME to the interface between the nodes (ip -br addr), or exclude "
+                f"this one: NCCL_SOCKET_IFNAME=^{virtual[0].name}",
+            ),
+            ("NVIDIA/nccl-tests#62",),
+            Certainty.SEEN,
+        )
+    fabrics = {adapter.fabric for adapter in adapters} & {"IB", "RoCE"}
+    if len(fabrics) < 2:
+        return None
+    others = _list_rarer(adapters)
+    names = join_names(dict.fromkeys(adapter.name for adapter in others))
+    return Cause(
+        "wrong interface",
+        f"NCCL uses InfiniBand and Ethernet adapters at once; {names} may belong to storage or management",
+        (quote(case, others[0], f"NCCL lists {names} as {others[0].fabric} beside others"),),
+        (
+            "name the adapters of the GPUs: NCCL_IB_HCA=mlx5_0,mlx5_1, … (nvidia-smi topo -m shows which "
+            "are beside a GPU)",
+        ),
+        ("NVIDIA-NeMo/RL#3670",),
+        Certainty.POSSIBLE,
+    )
+
+
+def _list_rarer(adapters: Sequence[Adapter]) -> list[Adapter]:
+    """Adapters of the fabric that has fewer."""
+    by_fabric: dict[str, list[Adapter]] = {}
+    for adapter in adapters:
+        if adapter.fabric in ("IB", "RoCE"):
+            by_fabric.setdefault(adapter.fabric, []).append(adapter)
+    return min(by_fabric.values(), key=len)
+
+
+# -- missing adapters
+# --------------------------------------------------------------------------------------------------
+
+
+class _Missing(NamedTuple):
+    """Adapters that a list should have."""
+
+    hosts: tuple[str, ...]  # that lack them
+    names: tuple[str, ...]  # empty where only their number is known
+    fewest: int  # adapters that the poorest host has
+    complete: int  # adapters that a host should have
+
+
+def list_data_adapters(case: Case) -> dict[str, tuple[Adapter, ...]]:
+    """List the InfiniBand and RoCE adapters of each host, and those of plugins.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    adapters : dict
+        By host, as NCCL numbers them; empty where the log names none.
+    """
+    if case.facts is None:
+        return {}
+    by_host: dict[str, list[Adapter]] = {}
+    for adapter in case.facts.adapters:
+        if adapter.fabric != "Socket":
+            by_host.setdefault(adapter.host, []).append(adapter)
+    return {host: tuple(adapters) for host, adapters in by_host.items()}
+
+
+def _find_gaps(names: Sequence[str]) -> list[str]:
+    """Names that are missing in a row of numbered ones, such as mlx5_1 in mlx5_0 and mlx5_2."""
+    matches = [_NUMBERED.fullmatch(name) for name in names]
+    stems = {match[1] for match in matches if match is not None}
+    if len(stems) != 1 or None in matches:
+        return []
+    stem = stems.pop()
+    numbers = {int(match[2]) for match in matches if match is not None}
+    present = range(min(numbers), max(numbers) + 1)
+    return [f"{stem}{number}" for number in present if number not in numbers]
+
+
+def _find_missing(case: Case, by_host: dict[str, tuple[Adapter, ...]]) -> _Missing | None:
+    """Adapters that are missing in the lists of NCCL: one host lacks what others have, or all lack one
+    of as many as there are GPUs."""
+    names = {host: [adapter.name for adapter in found] for host, found in by_host.items()}
+    counts = {host: len(found) for host, found in names.items()}
+    fewest, most = min(counts.values()), max(counts.values())
+    if fewest < most:
+        whole = max(names.values(), key=len)
+        poorest = [host for host, count in counts.items() if count < most]
+        absent = [name for name in whole if any(name not in names[host] for host in poorest)]
+        return _Missing(tuple(poorest), tuple(absent), fewest, most)
+    local = case.expectation.ranks_per_node
+    usual = case.expectation.links.adapters
+    complete = local
+    if usual is not None and usual.usual is not None:
+        complete = usual.usual
+    if complete is None or not complete // 2 < fewest < complete:
+        return None
+    gaps = _find_gaps(next(iter(names.values())))
+    absent = gaps if len(gaps) == complete - fewest else []
+    return _Missing(tuple(names), tuple(absent), fewest, complete)
+
+
+def find_missing_adapter(case: Case) -> Cause | None:
+    """A network adapter, or a rail, that is missing.
+
+    Evidence: NCCL lists fewer adapters on one host than on another, or fewer than GPUs but more than
+    half as many, often with a gap in their numbers (seen). The rate is as many adapters times what one
+    gives.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    if not _is_between_nodes(case) or not is_slow(case, Range.BANDWIDTH, Range.MIDDLE):
+        return None
+    by_host = list_data_adapters(case)
+    if not by_host:
+        return None
+    missing = _find_missing(case, by_host)
+    if missing is None:
+        return None
+    lost = missing.complete - missing.fewest
+    what = f"{lost} of {missing.complete} adapters"
+    if missing.names:
+        what += f", {join_names(missing.names)},"
+    where = "on every node"
+    if len(missing.hosts) < len(by_host):
+        where = f"on {join_names(missing.hosts, most=3)}"
+    verb = "is" if lost == 1 else "are"
+    first = by_host[missing.hosts[0]]
+    listed = join_names(adapter.name for adapter in first)
+    evidence = [quote(case, first[0], f"NCCL lists {missing.fewest} adapters: {listed}")]
+    plateau = find_plateau(case)
+    if plateau is not None:
+        evidence.append(describe_plateau(case, plateau))
+        share = _describe_share(case, plateau, missing.fewest, missing.complete)
+        if share is not None:
+            evidence.append(share)
+    if case.facts.channels is not None and case.facts.channels.collective % missing.fewest == 0:
+        channels = case.facts.channels
+        each = channels.collective // missing.fewest
+        text = f"{channels.collective} channels, {each} for each of {missing.fewest} adapters"
+        evidence.append(quote(case, channels, text))
+    advice = []
+    chosen = case.facts.find_settings("NCCL_IB_HCA")
+    if chosen:
+        evidence.append(quote(case, chosen[0], f"NCCL_IB_HCA={chosen[0].value}"))
+        advice.append("see whether NCCL_IB_HCA leaves it out on purpose")
+    name = missing.names[0] if missing.names else "each adapter"
+    advice += [
+        f"ibstat {name}" if missing.names else "ibstat on each node: which adapter is not active?",
+        "cable, transceiver and switch port of that rail; the card itself (lspci, dmesg)",
+        "the same test over one rail at a time (NCCL_IB_HCA), which shows a bad one",
+    ]
+    return Cause(
+        "missing adapter",
+        f"{what} {verb} missing {where}",
+        tuple(evidence),
+        tuple(advice),
+        ("NVIDIA/nccl-tests#119", "NVIDIA/nccl#652", "NVIDIA/nccl-tests#106"),
+        Certainty.SEEN,
+    )
+
+
+def _describe_share(case: Case, plateau: Plateau, count: int, complete: int) -> Evidence | None:
+    """The rate as so many adapters, where it is about that."""
+    rate = find_wire_rate(case, plateau)
+    if rate is None or rate.high > 1.05 * rate.low:
+        return None
+    each = rate.low / count
+    line = _find_line(each)
+    text = f"{write_rate(rate.low)} = {count} × {write_rate(each)}"
+    if line is not None:
+        text += f", what an adapter of {write_line_rate(line)} gives; {complete} would give"
+        text += f" {write_rate(complete * each)}"
+    return Evidence(text, case.file, plateau.line)
+
+
+def _find_line(rate: float) -> float | None:
+    """The adapter that gives a rate, within what was published of single adapters and 2 % of
+    noise."""
+    shares = find_shares(Path.ADAPTER)
+    for line in ADAPTER_LINES:
+        if 0.98 * shares.low * line <= rate <= 1.02 * shares.high * line:
+            return line
+    return None
+
+
+def find_fewer_rails(case: Case) -> Cause | None:
+    """Fewer adapters than usual, by the rate alone.
+
+    Evidence: the log names no adapter, and rings send k times what one adapter of the expected rate
+    gives, with k below the usual number (possible).
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    if not _is_between_nodes(case) or not is_slow(case, Range.BANDWIDTH):
+        return None
+    plateau = find_plateau(case)
+    adapters = case.expectation.links.adapters
+    if plateau is None or adapters is None or adapters.is_named or adapters.rate is None:
+        return None
+    rate = find_wire_rate(case, plateau)
+    usual = adapters.usual or adapters.count
+    if usual is None or rate is None or rate.high > 1.05 * rate.low:
+        return None
+    line = adapters.rate.value
+    count = _count_adapters(rate.low, line)
+    if count is None or count >= usual:
+        return None
+    text = f"{write_rate(rate.low)} = {count} × {write_rate(rate.low / count)}, what {count} of {usual}"
+    evidence = (
+        describe_plateau(case, plateau),
+        Evidence(f"{text} adapters of {write_line_rate(line)} give", case.file, plateau.line),
+    )
+    return Cause(
+        "fewer rails",
+        f"the rate is that of {count} of {usual} adapters of {write_line_rate(line)}",
+        evidence,
+        (
+            'run with NCCL_DEBUG=INFO and count the adapters in "NET/IB : Using" on every node',
+            "ibstat on every node: which adapter is down, or of a lower rate?",
+            "the same test over one rail at a time (NCCL_IB_HCA)",
+        ),
+        ("NVIDIA/nccl#652", "NVIDIA/nccl-tests#119", "NVIDIA/nccl-tests#290"),
+        Certainty.POSSIBLE,
+    )
+
+
+def _count_adapters(rate: float, line: float) -> int | None:
+    """How many adapters give a rate, within what was published of single ones; None for no whole
+    number."""
+    shares = find_shares(Path.ADAPTER)
+    most = int(rate / (shares.low * line))
+    least = -int(-rate // (shares.high * line))
+    return least if 1 <= least <= most else None
+
+
+# -- adapters that give less
+# --------------------------------------------------------------------------------------------------
+
+
+def find_no_gpu_direct(case: Case) -> Cause | None:
+    """Adapters that do not reach the memory of GPUs: GPU Direct RDMA is off.
+
+    Evidence: NCCL says so, a setting asks for it, or connections between nodes are listed without
+    GDRDMA (seen).
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    if not _is_between_nodes(case) or not is_slow(case) or case.facts is None:
+        return None
+    remarks = [each for each in case.facts.remarks if each.topic == "GPU Direct RDMA disabled"]
+    settings = list_settings(case, Effect.NO_GPU_DIRECT)
+    between = [
+        transport
+        for transport in case.facts.transports
+        if transport.way == "NET" and transport.network not in (None, "Socket")
+    ]
+    without = [transport for transport in between if not transport.has_gdrdma]
+    uses_sockets = any(network.text == "Socket" for network in case.facts.networks)
+    if uses_sockets or not (remarks or settings or without):
+        return None
+    if between and not without:
+        return None  # all connections use it, whatever one line says of one adapter
+    evidence = quote_settings(case, settings)
+    evidence += [quote(case, remark, remark.text) for remark in remarks[:2]]
+    if without:
+        count = sum(transport.count for transport in without)
+        total = sum(transport.count for transport in between)
+        names = join_names((transport.name for transport in without), most=3)
+        text = f"{count} of {total} connections between nodes lack GDRDMA: {names}"
+        evidence.append(quote(case, without[0], text))
+    plateau = find_plateau(case)
+    if plateau is not None:
+        evidence.append(describe_plateau(case, plateau))
+    advice = [f"unset {join_names(dict.fromkeys(each.name for each in settings))}"] if settings else []
+    advice += [
+        "load nvidia_peermem (lsmod), or use a driver and kernel with DMA-BUF",
+        "see that adapters and GPUs are beside each other (nvidia-smi topo -m: PIX or PXB), and that ACS "
+        "is off",
+        'expect "via NET/IB/0/GDRDMA" with NCCL_DEBUG=INFO; NCCL_NET_GDR_LEVEL=SYS shows whether the '
+        "distance is the reason",
+    ]
+    return Cause(
+        "GPU Direct RDMA off",
+        "data between nodes pass through the memory of the host, as GPU Direct RDMA is not used",
+        tuple(evidence),
+        tuple(advice),
+        ("NVIDIA/nccl#1412", "NVIDIA/nccl#489", "NVIDIA/nccl#1537", "NVIDIA/nccl-tests#293"),
+        Certainty.SEEN,
+    )
+
+
+def find_half_adapters(case: Case) -> Cause | None:
+    """Adapters of which about half of the line is used, or less.
+
+    Evidence: the log names all adapters and their connections use GPU Direct RDMA, or says nothing
+    against it, and each gives 62 % of its line or less (possible).
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    if not _is_between_nodes(case) or not is_slow(case, Range.BANDWIDTH):
+        return None
+    plateau = find_plateau(case)
+    adapters = case.expectation.links.adapters
+    if plateau is None or adapters is None or adapters.rate is None or not adapters.count:
+        return None
+    if not adapters.is_named or adapters.network == "Socket":
+        return None
+    rate = find_wire_rate(case, plateau)
+    if rate is None:
+        return None
+    line = adapters.rate.value
+    each = rate.high / adapters.count
+    if each > _HALF * line:
+        return None
+    listed = [found for adapters_ in list_data_adapters(case).values() for found in adapters_]
+    bonds = [adapter for adapter in listed if "bond" in adapter.name]
+    text = f"each of {adapters.count} adapters sends {write_rate(each)} of {write_rate(line)} at most"
+    evidence = [describe_plateau(case, plateau), Evidence(text, case.file, plateau.line)]
+    advice = [
+        "ACS off on all PCIe bridges (lspci -vvv: ACSCtl without SrcValid+), unless it is a virtual "
+        "machine",
+        "width and generation of the slots: lspci -vv, LnkSta against LnkCap",
+        "ib_write_bw between the nodes for each adapter, also from the memory of a GPU (--use_cuda)",
+        "NCCL_IB_QPS_PER_CONNECTION=2 or 4, where links are bonded or routes are shared",
+    ]
+    if bonds:
+        evidence.append(quote(case, bonds[0], f"{bonds[0].name} is a bond of two ports"))
+        advice = [advice[3], *advice[:3]]
+    if any(adapter.fabric == "RoCE" for adapter in listed):
+        advice.append("flow control of the switches (PFC, ECN): RoCE loses most of its rate without")
+    return Cause(
+        "half of the adapters' rate",
+        "adapters are all there and give about half of their rate or less: ACS, a narrow slot, one port "
+        "of a bond, or a congested network",
+        tuple(evidence),
+        tuple(advice),
+        ("NVIDIA/nccl-tests#112", "NVIDIA/nccl-tests#265", "NVIDIA/nccl#2409", "NVIDIA/nccl#378"),
+        Certainty.POSSIBLE,
+    )

@@ -1,0 +1,360 @@
+"""What signatures of causes share: the curve of a run, and how evidence is written."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import polars as pl
+
+from perfkit.diagnosis.records import Case, Evidence, Range, Word
+from perfkit.ground.units import Array, format_bytes, format_time
+
+#: Operations whose bus bandwidth is what a node sends to the others, where rings join the nodes.
+_ALONG_RINGS = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv"}
+
+
+class Stated(Protocol):
+    """Anything that a line of a log says."""
+
+    @property
+    def line(self) -> int:
+        """Number of the line, from 1 [-]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Medians of a run over repeats and both halves, by size.
+
+    Parameters
+    ----------
+    nbytes, seconds, busbw, algbw : array, shape (sizes,)
+        Sizes, ascending [B], times [s], bus and algorithm bandwidth [B/s].
+    expected : array, shape (sizes,)
+        Expected times, NaN where nothing is expected [s].
+    lines : array, shape (sizes,)
+        First line of each size [-].
+    slow : array, shape (sizes,)
+        Whether any row of this size is slow.
+    """
+
+    nbytes: Array
+    seconds: Array
+    busbw: Array
+    algbw: Array
+    expected: Array
+    lines: Array
+    slow: Array
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """The largest size of a run.
+
+    Parameters
+    ----------
+    nbytes : int
+        Its size [B].
+    busbw, algbw : float
+        Its bus and algorithm bandwidth [B/s].
+    line : int
+        Its line in the log [-].
+    """
+
+    nbytes: int
+    busbw: float
+    algbw: float
+    line: int
+
+
+@dataclass(frozen=True)
+class WireRate:
+    """What a node sends to the others at the largest size, one way.
+
+    Parameters
+    ----------
+    low, high : float
+        Least and most, by what the algorithm may be [B/s].
+    """
+
+    low: float
+    high: float
+
+
+def take_curve(case: Case) -> Curve:
+    """Take the medians of a run by size.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    curve : Curve
+        Sizes without bytes are left out.
+    """
+    rows = (
+        case.rows.filter((pl.col("nbytes") > 0) & (pl.col("seconds") > 0))
+        .group_by("nbytes")
+        .agg(
+            pl.col("seconds", "busbw", "algbw").median(),
+            pl.col("expected_s").median(),
+            pl.col("line").min(),
+            (pl.col("verdict") == Word.SLOW).any().alias("slow"),
+        )
+        .sort("nbytes")
+    )
+
+    def take(name: str) -> Array:
+        return np.array(rows[name].fill_null(np.nan).to_list(), dtype=float)
+
+    return Curve(
+        nbytes=take("nbytes"),
+        seconds=take("seconds"),
+        busbw=take("busbw"),
+        algbw=take("algbw"),
+        expected=take("expected_s"),
+        lines=take("line"),
+        slow=rows["slow"].to_numpy().astype(float),
+    )
+
+
+def find_plateau(case: Case) -> Plateau | None:
+    """Find the largest size of a run, if it is large enough to show the bandwidth.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    plateau : Plateau or None
+        Its figures; None where the run has no verdict on bandwidth.
+    """
+    if case.find(Range.BANDWIDTH) is None:
+        return None
+    curve = take_curve(case)
+    if not len(curve.nbytes):
+        return None
+    return Plateau(
+        int(curve.nbytes[-1]),
+        float(curve.busbw[-1]),
+        float(curve.algbw[-1]),
+        int(curve.lines[-1]),
+    )
+
+
+def is_slow(case: Case, *ranges: Range) -> bool:
+    """Say whether any of some ranges of sizes is slow.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+    *ranges : Range
+        Which ranges; all where none is given.
+
+    Returns
+    -------
+    is_slow : bool
+        Whether one of them is.
+    """
+    asked = set(ranges or Range)
+    return any(verdict.word is Word.SLOW and verdict.sizes in asked for verdict in case.verdicts)
+
+
+def is_too_good(case: Case) -> bool:
+    """Say whether any range of sizes is too good.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    is_too_good : bool
+        Whether one is.
+    """
+    return any(verdict.word is Word.TOO_GOOD for verdict in case.verdicts)
+
+
+def find_wire_rate(case: Case, plateau: Plateau) -> WireRate | None:
+    """Find what a node sends to the others at the largest size.
+
+    Where rings join the nodes, each of them sends what the bus bandwidth says: an all_reduce of S bytes
+    over n ranks passes 2 (n - 1) / n S bytes over each link of a ring, whatever the number of rings. A
+    tree on two nodes sends S bytes, as the algorithm bandwidth says. In an all_to_all each rank sends
+    1/n of its bytes to each rank of another node.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+    plateau : Plateau
+        Its largest size.
+
+    Returns
+    -------
+    rate : WireRate or None
+        Least and most [B/s]; None for runs on one node, and for other operations.
+    """
+    if case.nodes is None or case.nodes < 2:
+        return None
+    if case.operation == "all_to_all":
+        local = case.ranks // case.nodes
+        sent = plateau.algbw * local * (case.ranks - local) / case.ranks
+        return WireRate(sent, sent)
+    if case.operation not in _ALONG_RINGS:
+        return None
+    if case.operation == "all_reduce" and case.nodes == 2 and case.expectation.algorithm != "ring":
+        return WireRate(plateau.algbw, plateau.busbw)
+    return WireRate(plateau.busbw, plateau.busbw)
+
+
+# -- evidence in words
+# --------------------------------------------------------------------------------------------------
+
+
+def write_rate(rate: float) -> str:
+    """Write a rate as nccl-tests prints it.
+
+    Parameters
+    ----------
+    rate : float
+        Rate [B/s].
+
+    Returns
+    -------
+    text : str
+        In GB/s, with two digits or more.
+
+    Examples
+    --------
+    >>> write_rate(5.53e9), write_rate(167.2e9), write_rate(0.42e9)
+    ('5.5 GB/s', '167 GB/s', '0.42 GB/s')
+    """
+    value = rate / 1e9
+    if value >= 20:
+        return f"{value:.0f} GB/s"
+    if value >= 1:
+        return f"{value:.1f} GB/s"
+    return f"{value:.2g} GB/s"
+
+
+def write_line_rate(rate: float) -> str:
+    """Write the rate of a network card as it is sold.
+
+    Parameters
+    ----------
+    rate : float
+        Rate [B/s].
+
+    Returns
+    -------
+    text : str
+        In Gb/s.
+
+    Examples
+    --------
+    >>> write_line_rate(2.5e10)
+    '200 Gb/s'
+    """
+    return f"{8e-9 * rate:.3g} Gb/s"
+
+
+def quote(case: Case, statement: Stated, text: str) -> Evidence:
+    """Evidence from a line of the log.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+    statement : Stated
+        What the line says.
+    text : str
+        The same in words.
+
+    Returns
+    -------
+    evidence : Evidence
+        The words, with the line.
+    """
+    return Evidence(text, case.file, statement.line)
+
+
+def describe_plateau(case: Case, plateau: Plateau) -> Evidence:
+    """Evidence from the largest size: what was measured and expected.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+    plateau : Plateau
+        Its largest size.
+
+    Returns
+    -------
+    evidence : Evidence
+        The figures, with the line of the table.
+    """
+    text = f"{write_rate(plateau.busbw)} at {format_bytes(plateau.nbytes)}"
+    expected = case.expectation.busbw
+    if expected is not None:
+        share = plateau.busbw / expected
+        text += f", {share:.0%} of the {write_rate(expected)} expected"
+    return Evidence(text, case.file, plateau.line)
+
+
+def describe_startup(case: Case) -> Evidence | None:
+    """Evidence from the smallest messages: what was measured and expected.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    evidence : Evidence or None
+        The figures; None where these sizes have no verdict or are not slow.
+    """
+    verdict = case.find(Range.LATENCY)
+    if verdict is None or verdict.word is not Word.SLOW:
+        return None
+    text = f"{format_time(verdict.seconds)} at {format_bytes(verdict.nbytes)}"
+    if verdict.expected_s is not None:
+        text += f", where {format_time(verdict.expected_s)} are expected"
+    curve = take_curve(case)
+    line = curve.lines[curve.nbytes == verdict.nbytes]
+    return Evidence(text, case.file, int(line[0]) if len(line) else None)
+
+
+def join_names(names: Iterable[str], most: int = 8) -> str:
+    """Names in a sentence, the first ones where they are many.
+
+    Parameters
+    ----------
+    names : iterable of str
+        The names.
+    most : int, optional
+        How many are written [-].
+
+    Returns
+    -------
+    text : str
+        The names, with how many others there are.
+
+    Examples
+    --------
+    >>> join_names(["mlx5_0", "mlx5_1", "mlx5_2"], most=2)
+    'mlx5_0, mlx5_1 and 1 more'
+    """
+    listed = list(names)
+    text = ", ".join(listed[:most])
+    if len(listed) > most:
+        text += f" and {len(listed) - most} more"
+    return text
