@@ -1,6 +1,52 @@
-"""Signatures of known faults: why a run is slow or too good, with evidence and what to try."""
+"""Signatures of known faults: why a run is slow or too good, with evidence and what to try.
 
-from perfkit.diagnosis.records import Case, Cause
+Each signature is a function of a `Case` that gives a `Cause`, or None where it does not fit. They
+stand in three lists, in the order of reading. What a line of the log says goes before figures that
+have a known rate or shape, and these before figures that merely fit.
+"""
+
+from collections.abc import Callable, Sequence
+
+from perfkit.diagnosis import causes_adapters, causes_curve, causes_node, causes_run, causes_sockets
+from perfkit.diagnosis.records import Case, Cause, Certainty, Range, Word
+
+Signature = Callable[[Case], Cause | None]
+
+#: What must be known before any figure is read.
+ALARMS: tuple[Signature, ...] = (
+    causes_run.find_wrong_values,
+    causes_run.find_separate_runs,
+)
+#: Why a run is slow or too good, in the order in which equally sure ones are told.
+SIGNATURES: tuple[Signature, ...] = (
+    causes_run.find_one_machine,
+    causes_sockets.find_sockets,
+    causes_adapters.find_missing_adapter,
+    causes_adapters.find_no_gpu_direct,
+    causes_node.find_host_memory,
+    causes_node.find_unused_nvlink,
+    causes_node.find_no_nvlink_sharp,
+    causes_curve.find_worse_algorithm,
+    causes_curve.find_late_protocol,
+    causes_node.find_few_channels,
+    causes_run.find_settings,
+    causes_run.find_part_of_mesh,
+    causes_curve.find_high_startup,
+    causes_sockets.find_wrong_interface,
+    causes_adapters.find_fewer_rails,
+    causes_adapters.find_half_adapters,
+    causes_adapters.find_flat_topology,
+    causes_curve.find_spread,
+    causes_run.find_mixed_devices,
+    causes_run.find_bound_processes,
+    causes_curve.find_unlike_halves,
+    causes_run.find_warnings,
+)
+#: What is normal though it may look odd.
+REMARKS: tuple[Signature, ...] = (
+    causes_node.note_multicast_choice,
+    causes_run.note_settings,
+)
 
 
 def find_causes(case: Case) -> tuple[Cause, ...]:
@@ -14,6 +60,53 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
     Returns
     -------
     causes : tuple of Cause
-        The surest and most telling one first; none where no signature fits.
+        Alarms first, then causes, the surest and most telling one first, then remarks. Where
+        something is slow or too good and no signature fits, a cause that says so, and what to do.
     """
-    return ()
+    alarms = _ask(case, ALARMS)
+    causes = [cause for cause in _ask(case, SIGNATURES) if _explains(case, cause)]
+    causes.sort(key=_rank)
+    causes = _drop_weaker(case, causes)
+    if not causes:
+        unknown = causes_run.explain_unknown(case)
+        if unknown is not None:
+            causes.append(unknown)
+    return (*alarms, *causes, *_ask(case, REMARKS))
+
+
+def _ask(case: Case, signatures: Sequence[Signature]) -> list[Cause]:
+    """Causes of the signatures that fit."""
+    answers = [signature(case) for signature in signatures]
+    return [answer for answer in answers if answer is not None]
+
+
+def _rank(cause: Cause) -> int:
+    """Place of a cause among others; equal ones keep their order."""
+    return list(Certainty).index(cause.certainty)
+
+
+def _explains(case: Case, cause: Cause) -> bool:
+    """Whether a cause explains a verdict that the run has, of sizes that it is about."""
+    return any(
+        verdict.word in cause.explains and verdict.sizes in cause.sizes for verdict in case.verdicts
+    )
+
+
+def _list_slow(case: Case) -> set[Range]:
+    """Ranges of sizes that are slow."""
+    return {verdict.sizes for verdict in case.verdicts if verdict.word is Word.SLOW}
+
+
+def _drop_weaker(case: Case, causes: Sequence[Cause]) -> list[Cause]:
+    """Leave out what is merely possible where the log itself names a cause for all the same
+    sizes."""
+    slow = _list_slow(case)
+    seen: set[Range] = set()
+    for cause in causes:
+        if cause.certainty is Certainty.SEEN:
+            seen |= cause.sizes
+    return [
+        cause
+        for cause in causes
+        if cause.certainty is not Certainty.POSSIBLE or not slow & cause.sizes <= seen
+    ]

@@ -2,12 +2,22 @@
 
 import polars as pl
 
-from perfkit.diagnosis.causes_network import list_settings, quote_settings
-from perfkit.diagnosis.evidence import Curve, is_slow, join_names, quote, take_curve, write_rate
+from perfkit.diagnosis.evidence import (
+    Curve,
+    is_slow,
+    join_names,
+    list_settings,
+    quote,
+    quote_settings,
+    take_curve,
+    take_facts,
+    write_rate,
+    write_size,
+)
 from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range
 from perfkit.diagnosis.shapes import Kink, find_addition, find_kink, find_late_switch
-from perfkit.ground.units import format_bytes, format_time
+from perfkit.ground.units import format_time
 
 #: Halves that differ by more than this are no noise [-]; in place is 1 to 2 % faster in an all_gather.
 _UNLIKE = 1.2
@@ -16,18 +26,17 @@ _LARGE = 2**20
 #: Repeats of a size that differ by more than this are not alike [-]: pairs of nodes with a bad one
 #: among them give 49 instead of 88 GB/s (NVIDIA/nccl-tests#106).
 _SPREAD = 1.3
+_LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
 
 
 def _describe_choices(case: Case, sizes: tuple[int, int]) -> list[Evidence]:
     """What NCCL chose on both sides of a kink, where the log says so."""
-    if case.facts is None:
-        return []
     evidence = []
     for nbytes in sizes:
-        choices = case.facts.find_choices(case.operation, nbytes)
+        choices = take_facts(case).find_choices(case.operation, nbytes)
         if choices:
             first = choices[0]
-            text = f"NCCL chose {first.algorithm} with {first.protocol} at {format_bytes(nbytes)}"
+            text = f"NCCL chose {first.algorithm} with {first.protocol} at {write_size(nbytes)}"
             evidence.append(quote(case, first, text))
     return evidence
 
@@ -36,7 +45,7 @@ def _has_changed(case: Case, sizes: tuple[int, int]) -> bool:
     """Whether the log says that NCCL chose differently on both sides."""
     chosen = []
     for nbytes in sizes:
-        choices = case.facts.find_choices(case.operation, nbytes)
+        choices = take_facts(case).find_choices(case.operation, nbytes)
         if not choices:
             return False
         chosen.append((choices[0].algorithm, choices[0].protocol))
@@ -71,8 +80,8 @@ def find_worse_algorithm(case: Case) -> Cause | None:
     growth = kink.after / kink.before
     line = int(curve.lines[curve.nbytes == kink.after][0])
     text = (
-        f"{write_rate(kink.rate_before)} at {format_bytes(kink.before)}, {write_rate(kink.rate_after)} at "
-        f"{format_bytes(kink.after)}: {growth:.3g} times the bytes take {kink.growth:.1f} times as long"
+        f"{write_rate(kink.rate_before)} at {write_size(kink.before)}, {write_rate(kink.rate_after)} at "
+        f"{write_size(kink.after)}: {growth:.3g} times the bytes take {kink.growth:.1f} times as long"
     )
     evidence = [Evidence(text, case.file, line)]
     if kink.recovers:
@@ -83,22 +92,26 @@ def find_worse_algorithm(case: Case) -> Cause | None:
     evidence += _describe_choices(case, sizes)
     settings = list_settings(case, Effect.FORCED)
     evidence += quote_settings(case, settings)
-    is_stated = case.facts is not None and _has_changed(case, sizes)
+    is_stated = _has_changed(case, sizes)
     which = "which one, the log does not say" if not is_stated else "as NCCL prints"
     advice = []
     if settings:
         advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
     if not is_stated:
-        advice.append("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING prints what NCCL chooses for each size")
+        advice.append(
+            "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING prints what NCCL chooses for each size"
+        )
     advice += [
         "the same test with NCCL_ALGO=Ring, Tree and NVLSTree, and NCCL_PROTO=Simple: which one is fast?",
         "without tuner plugins (NCCL_TUNER_PLUGIN=none), and with another version of NCCL",
     ]
-    if case.facts is not None and any(each.fabric == "RoCE" for each in case.facts.adapters):
-        advice.append("flow control of the switches (PFC, ECN): RoCE breaks down at large messages without")
+    if any(each.fabric == "RoCE" for each in take_facts(case).adapters):
+        advice.append(
+            "flow control of the switches (PFC, ECN): RoCE breaks down at large messages without"
+        )
     return Cause(
         "worse algorithm",
-        f"from {format_bytes(kink.after)} on a worse algorithm or protocol is used; {which}",
+        f"from {write_size(kink.after)} on a worse algorithm or protocol is used; {which}",
         tuple(evidence),
         tuple(advice),
         (
@@ -109,6 +122,7 @@ def find_worse_algorithm(case: Case) -> Cause | None:
             "aws/aws-ofi-nccl#65",
         ),
         Certainty.SEEN if is_stated else Certainty.LIKELY,
+        sizes=_LARGE_SIZES,
     )
 
 
@@ -116,12 +130,12 @@ def _explain_single(case: Case, curve: Curve, kink: Kink) -> Cause:
     """One size that stands out."""
     line = int(curve.lines[curve.nbytes == kink.after][0])
     text = (
-        f"{write_rate(kink.rate_after)} at {format_bytes(kink.after)}, between "
+        f"{write_rate(kink.rate_after)} at {write_size(kink.after)}, between "
         f"{write_rate(kink.rate_before)} below and {write_rate(kink.best_after)} above"
     )
     return Cause(
         "single size",
-        f"one size alone is slow, {format_bytes(kink.after)}: a disturbance, or a choice of NCCL for it",
+        f"one size alone is slow, {write_size(kink.after)}: a disturbance, or a choice of NCCL for it",
         (Evidence(text, case.file, line), *_describe_choices(case, (kink.before, kink.after))),
         (
             "run again, with more iterations (-n 100): does the same size stand out?",
@@ -129,6 +143,7 @@ def _explain_single(case: Case, curve: Curve, kink: Kink) -> Cause:
         ),
         ("NVIDIA/nccl#307",),
         Certainty.POSSIBLE,
+        sizes=_LARGE_SIZES,
     )
 
 
@@ -155,8 +170,8 @@ def find_late_protocol(case: Case) -> Cause | None:
         return None
     line = int(curve.lines[curve.nbytes == switch.before][0])
     text = (
-        f"{format_time(switch.time_before)} at {format_bytes(switch.before)}, "
-        f"{format_time(switch.time_after)} at {format_bytes(switch.after)}: more bytes take less time"
+        f"{format_time(switch.time_before)} at {write_size(switch.before)}, "
+        f"{format_time(switch.time_after)} at {write_size(switch.after)}: more bytes take less time"
     )
     evidence = [Evidence(text, case.file, line)]
     evidence += _describe_choices(case, (switch.before, switch.after))
@@ -172,11 +187,12 @@ def find_late_protocol(case: Case) -> Cause | None:
     ]
     return Cause(
         "late switch",
-        f"up to {format_bytes(switch.before)} a protocol or algorithm for small messages is kept too long",
+        f"up to {write_size(switch.before)} a protocol or algorithm for small messages is kept too long",
         tuple(evidence),
         tuple(advice),
-        ("NVIDIA/nccl#1291", "NVIDIA/nccl#281", "NVIDIA/nccl-tests#183"),
+        ("NVIDIA/nccl#1291", "NVIDIA/nccl#281"),
         Certainty.LIKELY,
+        sizes=frozenset((Range.MIDDLE,)),
     )
 
 
@@ -212,13 +228,13 @@ def find_high_startup(case: Case) -> Cause | None:
     if addition.largest_constant > 65_536:
         text = (
             f"about the same {format_time(addition.extra)} are added up to "
-            f"{format_bytes(addition.largest_constant)}"
+            f"{write_size(addition.largest_constant)}"
         )
         evidence.append(Evidence(text, case.file))
     is_alone = not is_slow(case, Range.BANDWIDTH)
     bandwidth = case.find(Range.BANDWIDTH)
     if is_alone and bandwidth is not None:
-        text = f"{write_rate(float(curve.busbw[-1]))} at {format_bytes(curve.nbytes[-1])} are right"
+        text = f"{write_rate(float(curve.busbw[-1]))} at {write_size(curve.nbytes[-1])} are right"
         evidence.append(Evidence(f"the links are not it: {text}", case.file, int(curve.lines[-1])))
     settings = list_settings(case, Effect.SLOW_HOST, Effect.FORCED)
     evidence += quote_settings(case, settings)
@@ -233,7 +249,9 @@ def find_high_startup(case: Case) -> Cause | None:
         "NCCL_DEBUG=INFO: is a protocol off (NCCL_PROTO), is NCCL_DEBUG=TRACE or NCCL_CHECK_POINTERS on?",
     ]
     if case.nodes is not None and case.nodes > 1:
-        advice.append("ib_write_lat (or fi_pingpong) between the nodes: is the network itself slow?")
+        advice.append(
+            "ib_write_lat (or fi_pingpong) between the nodes: is the network itself slow?"
+        )
     return Cause(
         "high start-up",
         "a constant time is added to every operation, outside of the links: the host, its processor or the "
@@ -242,6 +260,7 @@ def find_high_startup(case: Case) -> Cause | None:
         tuple(advice),
         ("NVIDIA/nccl#182", "NVIDIA/nccl-tests#183", "NVIDIA/nccl#2441"),
         Certainty.LIKELY if is_alone else Certainty.POSSIBLE,
+        sizes=frozenset((Range.LATENCY, Range.MIDDLE)),
     )
 
 
@@ -290,6 +309,7 @@ def find_unlike_halves(case: Case) -> Cause | None:
         ),
         ("NVIDIA/nccl-tests#104",),
         Certainty.LIKELY,
+        sizes=_LARGE_SIZES,
     )
 
 
@@ -329,7 +349,7 @@ def find_spread(case: Case) -> Cause | None:
         return None
     worst = unlike.row(0, named=True)
     text = (
-        f"{worst['count']} runs of {format_bytes(worst['nbytes'])} take {format_time(worst['fastest'])} to "
+        f"{worst['count']} runs of {write_size(worst['nbytes'])} take {format_time(worst['fastest'])} to "
         f"{format_time(worst['slowest'])}"
     )
     evidence = (

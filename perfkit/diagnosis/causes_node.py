@@ -2,7 +2,6 @@
 
 import re
 
-from perfkit.diagnosis.causes_network import list_settings, quote_settings
 from perfkit.diagnosis.evidence import (
     Plateau,
     describe_plateau,
@@ -10,7 +9,10 @@ from perfkit.diagnosis.evidence import (
     find_plateau,
     is_slow,
     join_names,
+    list_settings,
     quote,
+    quote_settings,
+    take_facts,
     write_rate,
 )
 from perfkit.diagnosis.known_rates import PCIE_LINES, Path, find_shares
@@ -31,9 +33,15 @@ _BRIDGED = re.compile(
     r"A100.*PCIe|H100.*PCIe|H100 NVL|H200 NVL|\bA40\b|\bA30\b|RTX A[456]\d00|V100-PCIE|\bA800.*PCIe",
     re.IGNORECASE,
 )
+#: How NCCL calls NVLink, and AMD's links, where it names what lies between two GPUs.
+_NVLINK_PATHS = ("NVL", "LOC", "XGMI")
 #: Largest rate that NCCL counts for one channel of a node, by compute capability [B/s]: perChMaxTreeBws
 #: in its src/graph/tuning.cc.
 _OF_CHANNEL = {"V100": 26.5e9, "A100": 24e9, "H100": 38.7e9, "H200": 38.7e9, "B200": 70e9}
+
+
+#: Sizes that bandwidth decides.
+_LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
 
 
 def _is_on_one_node(case: Case) -> bool:
@@ -94,14 +102,12 @@ def find_host_memory(case: Case) -> Cause | None:
     if not is_slow(case, Range.BANDWIDTH, Range.MIDDLE):
         return None
     settings = list_settings(case, Effect.NO_PEERS)
-    shared = []
-    if case.facts is not None:
-        shared = [each for each in case.facts.transports if each.way == "SHM"]
+    shared = [each for each in take_facts(case).transports if each.way == "SHM"]
     if shared or (settings and case.ranks != case.nodes):
         return _explain_host_memory(case)
     if not _is_on_one_node(case) or case.expectation.links.nvlink is not None:
         return None
-    if case.facts is not None and any(each.way == "P2P" for each in case.facts.transports):
+    if any(each.way == "P2P" for each in take_facts(case).transports):
         return None
     return _guess_host_memory(case)
 
@@ -110,14 +116,14 @@ def _explain_host_memory(case: Case) -> Cause:
     """Copies through the host that the log names."""
     evidence = quote_settings(case, list_settings(case, Effect.NO_PEERS))
     settings = list_settings(case, Effect.NO_PEERS)
-    transports = case.facts.transports
+    transports = take_facts(case).transports
     shared = [each for each in transports if each.way == "SHM"]
     if shared:
-        count = sum(each.count for each in shared)
-        local = count + sum(each.count for each in transports if each.way == "P2P")
+        count = sum(each.times for each in shared)
+        local = count + sum(each.times for each in transports if each.way == "P2P")
         text = f"{count} of {local} connections within a node are {shared[0].name}"
         evidence.append(quote(case, shared[0], text))
-    for remark in case.facts.remarks:
+    for remark in take_facts(case).remarks:
         if remark.topic == "P2P disabled":
             evidence.append(quote(case, remark, remark.text))
     plateau = find_plateau(case)
@@ -182,7 +188,12 @@ def _guess_host_memory(case: Case) -> Cause | None:
             "data between GPUs seem to pass through the memory of the host, or over a shared part of PCIe",
             tuple(evidence),
             _HOST_ADVICE,
-            ("NVIDIA/nccl#766", "NVIDIA/nccl-tests#74", "NVIDIA/nccl-tests#115", "NVIDIA/nccl#1086"),
+            (
+                "NVIDIA/nccl#766",
+                "NVIDIA/nccl-tests#74",
+                "NVIDIA/nccl-tests#115",
+                "NVIDIA/nccl#1086",
+            ),
             Certainty.POSSIBLE,
         )
     device = case.expectation.device or ""
@@ -237,12 +248,11 @@ def find_unused_nvlink(case: Case) -> Cause | None:
         return None
     evidence = [describe_plateau(case, plateau), *_describe_pcie_share(case, plateau)]
     certainty = Certainty.LIKELY
-    if case.facts is not None:
-        away = [each for each in case.facts.graphs if each.within_path not in ("NVL", "LOC", "XGMI")]
-        if away:
-            certainty = Certainty.SEEN
-            text = f"NCCL's {away[0].pattern} takes {away[0].within_path} inside the node, not NVLink"
-            evidence.insert(0, quote(case, away[0], text))
+    away = [each for each in take_facts(case).graphs if each.within_path not in _NVLINK_PATHS]
+    if away:
+        certainty = Certainty.SEEN
+        text = f"NCCL's {away[0].pattern} takes {away[0].within_path} inside the node, not NVLink"
+        evidence.insert(0, quote(case, away[0], text))
     device = case.expectation.device or ""
     if _BRIDGED.search(device) and case.ranks > 2:
         return Cause(
@@ -311,7 +321,7 @@ def find_no_nvlink_sharp(case: Case) -> Cause | None:
     share = plateau.busbw / nvlink.value
     is_of_ring = 0.95 * ring.low <= share <= 1.03 * ring.high
     stated = _quote_multicast(case)
-    if case.facts is not None and case.facts.has_nvls and case.facts.nvls_channels:
+    if take_facts(case).has_nvls and take_facts(case).nvls_channels:
         return None
     if not stated and not (is_of_ring and _is_on_one_node(case)):
         return None
@@ -345,20 +355,19 @@ def find_no_nvlink_sharp(case: Case) -> Cause | None:
             "NVIDIA/nccl#2140",
         ),
         certainty,
+        sizes=_LARGE_SIZES,
     )
 
 
 def _quote_multicast(case: Case) -> list[Evidence]:
     """Lines that say that NVLink SHARP is not there."""
-    if case.facts is None:
-        return []
     evidence = []
-    absent = [each for each in case.facts.multicast if not each.is_available]
+    absent = [each for each in take_facts(case).multicast if not each.is_available]
     if absent:
         count = len(absent)
-        text = f"NVLS multicast support is not available, on {count} of {len(case.facts.multicast)} GPUs"
+        text = f"NVLS multicast support is not available, on {count} of {len(take_facts(case).multicast)} GPUs"
         evidence.append(quote(case, absent[0], text))
-    channels = case.facts.channels
+    channels = take_facts(case).channels
     if channels is not None and channels.nvls == 0:
         evidence.append(quote(case, channels, "0 nvls channels"))
     return evidence
@@ -384,9 +393,9 @@ def find_few_channels(case: Case) -> Cause | None:
     cause : Cause or None
         None where it does not fit.
     """
-    if not _is_on_one_node(case) or not is_slow(case, Range.BANDWIDTH) or case.facts is None:
+    if not _is_on_one_node(case) or not is_slow(case, Range.BANDWIDTH):
         return None
-    channels = case.facts.channels
+    channels = take_facts(case).channels
     plateau = find_plateau(case)
     expected = case.expectation.busbw
     if channels is None or plateau is None or expected is None or channels.nvls:
@@ -409,7 +418,9 @@ def find_few_channels(case: Case) -> Cause | None:
     if settings:
         names = join_names(dict.fromkeys(setting.name for setting in settings))
         advice.insert(0, f"unset {names}")
-    advice.append("see that all NVLinks are up (nvidia-smi nvlink -s): NCCL makes channels by links")
+    advice.append(
+        "see that all NVLinks are up (nvidia-smi nvlink -s): NCCL makes channels by links"
+    )
     return Cause(
         "few channels",
         f"{channels.collective} channels are too few for these links",
@@ -417,6 +428,7 @@ def find_few_channels(case: Case) -> Cause | None:
         tuple(advice),
         ("uccl-project/uccl#205", "NVIDIA/nccl#1649"),
         Certainty.LIKELY,
+        sizes=_LARGE_SIZES,
     )
 
 

@@ -1,14 +1,16 @@
 """What signatures of causes share: the curve of a run, and how evidence is written."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import polars as pl
 
+from perfkit.diagnosis.nccl_variables import Effect, find_variables
 from perfkit.diagnosis.records import Case, Evidence, Range, Word
 from perfkit.ground.units import Array, format_bytes, format_time
+from perfkit.readers.nccl_facts import LogFacts, Setting
 
 #: Operations whose bus bandwidth is what a node sends to the others, where rings join the nodes.
 _ALONG_RINGS = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv"}
@@ -102,7 +104,7 @@ def take_curve(case: Case) -> Curve:
             pl.col("seconds", "busbw", "algbw").median(),
             pl.col("expected_s").median(),
             pl.col("line").min(),
-            (pl.col("verdict") == Word.SLOW).any().alias("slow"),
+            (pl.col("verdict") == Word.SLOW.value).any().alias("slow"),
         )
         .sort("nbytes")
     )
@@ -119,6 +121,40 @@ def take_curve(case: Case) -> Curve:
         lines=take("line"),
         slow=rows["slow"].to_numpy().astype(float),
     )
+
+
+def take_facts(case: Case) -> LogFacts:
+    """Take what the log says besides its table.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    facts : LogFacts
+        The facts; empty ones where the log says nothing.
+    """
+    if case.facts is None:
+        return LogFacts(case.file, 1, 1)
+    return case.facts
+
+
+def is_between_nodes(case: Case) -> bool:
+    """Say whether a run is of several nodes.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    is_between_nodes : bool
+        Whether it is; not where the log does not say.
+    """
+    return case.nodes is not None and case.nodes > 1
 
 
 def find_plateau(case: Case) -> Plateau | None:
@@ -266,6 +302,30 @@ def write_line_rate(rate: float) -> str:
     return f"{8e-9 * rate:.3g} Gb/s"
 
 
+def write_size(nbytes: float) -> str:
+    """Write a size as people name those of nccl-tests.
+
+    Parameters
+    ----------
+    nbytes : float
+        Size [B].
+
+    Returns
+    -------
+    text : str
+        In powers of 1,024, where these give a whole number; else in powers of 1,000.
+
+    Examples
+    --------
+    >>> write_size(8), write_size(2**27), write_size(2**33), write_size(3_300_068)
+    ('8 B', '128 MiB', '8 GiB', '3.3 MB')
+    """
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes >= 2**power and nbytes % 2**power == 0:
+            return f"{int(nbytes) // 2**power} {unit}"
+    return format_bytes(nbytes)
+
+
 def quote(case: Case, statement: Stated, text: str) -> Evidence:
     """Evidence from a line of the log.
 
@@ -301,7 +361,7 @@ def describe_plateau(case: Case, plateau: Plateau) -> Evidence:
     evidence : Evidence
         The figures, with the line of the table.
     """
-    text = f"{write_rate(plateau.busbw)} at {format_bytes(plateau.nbytes)}"
+    text = f"{write_rate(plateau.busbw)} at {write_size(plateau.nbytes)}"
     expected = case.expectation.busbw
     if expected is not None:
         share = plateau.busbw / expected
@@ -325,7 +385,7 @@ def describe_startup(case: Case) -> Evidence | None:
     verdict = case.find(Range.LATENCY)
     if verdict is None or verdict.word is not Word.SLOW:
         return None
-    text = f"{format_time(verdict.seconds)} at {format_bytes(verdict.nbytes)}"
+    text = f"{format_time(verdict.seconds)} at {write_size(verdict.nbytes)}"
     if verdict.expected_s is not None:
         text += f", where {format_time(verdict.expected_s)} are expected"
     curve = take_curve(case)
@@ -358,3 +418,55 @@ def join_names(names: Iterable[str], most: int = 8) -> str:
     if len(listed) > most:
         text += f" and {len(listed) - most} more"
     return text
+
+
+# -- settings
+# --------------------------------------------------------------------------------------------------
+
+
+def list_settings(case: Case, *effects: Effect) -> list[Setting]:
+    """List settings of a user that have one of some effects.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+    *effects : Effect
+        Which ones.
+
+    Returns
+    -------
+    settings : list of Setting
+        In the order of the log; those of plugins are left out.
+    """
+    return [
+        setting
+        for setting in take_facts(case).settings
+        if setting.source != "plugin"
+        and any(found.effect in effects for found in find_variables(setting.name, setting.value))
+    ]
+
+
+def quote_settings(case: Case, settings: Sequence[Setting]) -> list[Evidence]:
+    """Evidence from settings, with what each does.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+    settings : sequence of Setting
+        The settings.
+
+    Returns
+    -------
+    evidence : list of Evidence
+        One for each.
+    """
+    evidence = []
+    for setting in settings:
+        text = f"{setting.name}={setting.value}"
+        meanings = [found.meaning for found in find_variables(setting.name, setting.value)]
+        if meanings:
+            text += f": {meanings[0]}"
+        evidence.append(quote(case, setting, text))
+    return evidence

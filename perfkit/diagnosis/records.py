@@ -3,9 +3,10 @@ causes with their evidence."""
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import polars
+
+from perfkit.readers.nccl_facts import LogFacts
 
 
 class Word(StrEnum):
@@ -229,6 +230,8 @@ class Cause:
     explains : frozenset of Word
         Verdicts that it explains; a cause of slow runs is left out where nothing is slow. Empty for a
         remark, which holds for any verdict.
+    sizes : frozenset of Range
+        Ranges of sizes that it explains.
     """
 
     name: str
@@ -238,6 +241,7 @@ class Cause:
     citations: tuple[str, ...] = ()
     certainty: Certainty = Certainty.POSSIBLE
     explains: frozenset[Word] = frozenset((Word.SLOW,))
+    sizes: frozenset[Range] = frozenset(Range)
 
 
 @dataclass(frozen=True)
@@ -275,7 +279,7 @@ class Case:
     ranks: int
     nodes: int | None
     rows: polars.DataFrame
-    facts: Any
+    facts: LogFacts | None
     expectation: Expectation
     verdicts: tuple[Verdict, ...] = ()
 

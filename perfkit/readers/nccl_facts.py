@@ -9,7 +9,7 @@ NCCL. What the facts mean is told elsewhere.
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from perfkit.ground.units import escape
@@ -33,6 +33,7 @@ Topic = Literal[
     "virtual adapter",
     "MNNVL",
     "rings connected",
+    "affinity",
 ]
 
 #: Algorithms and protocols by the numbers that NCCL 2.7 to 2.23 prints with NCCL_DEBUG_SUBSYS=TUNING
@@ -107,6 +108,7 @@ _TOPICS: tuple[tuple[Topic, re.Pattern[str]], ...] = (
     ("virtual adapter", re.compile(r"Made v(?:irtual device|Nic)")),
     ("MNNVL", re.compile(r"\bMNNVL 1\b|via P2P/MNNVL")),
     ("rings connected", re.compile(r"Connected all rings")),
+    ("affinity", re.compile(r"Setting affinity for GPU")),
 )
 _BUS = re.compile(r"(?:0x)?(?:([\da-f]{4,8}):)?([\da-f]{1,2})(?::([\da-f]{2}))?(?:\.\d)?", re.I)
 #: Most characters of a command and of a line that are kept [-].
@@ -271,6 +273,7 @@ class LogFacts:
     graphs: tuple[Graph, ...] = ()
     remarks: tuple[Remark, ...] = ()
     warnings: tuple[Statement, ...] = ()  # of NCCL itself: NCCL WARN
+    wrong_lines: tuple[int, ...] = ()  # rows whose results hold wrong values
 
     def holds(self, file: str, line: int) -> bool:
         """Whether a line belongs to this run."""
@@ -771,7 +774,8 @@ def gather_facts(
     for run, collector, begin, end in zip(runs, collectors, begins, ends, strict=False):
         collector.add_devices(run.devices)
         if run.halves:
-            facts.append(collector.finish(file, begin, end))
+            wrong = tuple(half.line for half in run.halves if half.wrong > 0)
+            facts.append(replace(collector.finish(file, begin, end), wrong_lines=wrong))
     return tuple(facts)
 
 

@@ -1,4 +1,4 @@
-"""Signatures between nodes: sockets, a wrong interface, missing adapters, copies through the host."""
+"""Signatures of network adapters: missing ones, copies through the host, and half of their rate."""
 
 import re
 from collections.abc import Sequence
@@ -7,284 +7,30 @@ from typing import NamedTuple
 from perfkit.diagnosis.evidence import (
     Plateau,
     describe_plateau,
-    describe_startup,
     find_plateau,
     find_wire_rate,
+    is_between_nodes,
     is_slow,
     join_names,
+    list_settings,
     quote,
+    quote_settings,
+    take_facts,
     write_line_rate,
     write_rate,
 )
-from perfkit.diagnosis.known_rates import (
-    ADAPTER_LINES,
-    Path,
-    find_ethernet,
-    find_shares,
-)
-from perfkit.diagnosis.nccl_variables import Effect, find_variables
+from perfkit.diagnosis.known_rates import ADAPTER_LINES, Path, find_shares
+from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range
-from perfkit.readers.nccl_facts import Adapter, Setting
+from perfkit.readers.nccl_facts import Adapter
 
-#: Interfaces of containers, bridges and the host itself, which lead to no other node or are slow.
-_VIRTUAL = re.compile(
-    r"lo|docker\d*|virbr\d*|br-\w+|veth\w*|cni\d*|flannel\S*|cali\w*|tun\d*|tap\d*|wl\w+"
-)
 _NUMBERED = re.compile(r"(.*?)(\d+)")
-#: Where sockets are guessed by figures alone, they give no more than this share of what is expected
-#: [-]: a card of 100 Gb/s gives 6 GB/s over TCP (NVIDIA/nccl#398), adapters of 400 Gb/s for eight GPUs
-#: 370.
-_FAR_BELOW = 0.25
 #: An adapter of which this share of the line or less is used has half its way [-]: ACS sends data
 #: through the root of PCIe and back (9.8 of 25 GB/s, NVIDIA/nccl-tests#112), a bond may use one port
 #: (30 of 50, #265), and one connection gives about half (27 of 50, NVIDIA/nccl#2409).
 _HALF = 0.62
-
-
-def _is_between_nodes(case: Case) -> bool:
-    return case.nodes is not None and case.nodes > 1
-
-
-def list_settings(case: Case, *effects: Effect) -> list[Setting]:
-    """List settings of a user that have one of some effects.
-
-    Parameters
-    ----------
-    case : Case
-        The run.
-    *effects : Effect
-        Which ones.
-
-    Returns
-    -------
-    settings : list of Setting
-        In the order of the log; those of plugins are left out.
-    """
-    if case.facts is None:
-        return []
-    return [
-        setting
-        for setting in case.facts.settings
-        if setting.source != "plugin"
-        and any(found.effect in effects for found in find_variables(setting.name, setting.value))
-    ]
-
-
-def quote_settings(case: Case, settings: Sequence[Setting]) -> list[Evidence]:
-    """Evidence from settings, with what each does.
-
-    Parameters
-    ----------
-    case : Case
-        The run.
-    settings : sequence of Setting
-        The settings.
-
-    Returns
-    -------
-    evidence : list of Evidence
-        One for each.
-    """
-    evidence = []
-    for setting in settings:
-        text = f"{setting.name}={setting.value}"
-        meanings = [found.meaning for found in find_variables(setting.name, setting.value)]
-        if meanings:
-            text += f": {meanings[0]}"
-        evidence.append(quote(case, setting, text))
-    return evidence
-
-
-# -- sockets
-# --------------------------------------------------------------------------------------------------
-
-
-def _describe_ethernet(case: Case, plateau: Plateau) -> Evidence | None:
-    """The rate of a node, as a card of Ethernet that gives it."""
-    rate = find_wire_rate(case, plateau)
-    if rate is None:
-        return None
-    low, high = find_ethernet(rate.low), find_ethernet(rate.high)
-    if low is None:
-        return None
-    text = f"a node sends {write_rate(rate.low)} = {write_line_rate(rate.low)}"
-    if rate.high > 1.05 * rate.low:
-        text += f" by a tree, or {write_rate(rate.high)} by a ring"
-    text += f", as a card of {write_line_rate(low)}"
-    if high is not None and high != low:
-        text += f" or {write_line_rate(high)}"
-    return Evidence(text + " gives", case.file, plateau.line)
-
-
-def find_sockets(case: Case) -> Cause | None:
-    """TCP sockets instead of InfiniBand, RoCE or EFA.
-
-    Evidence: "Using network Socket" (seen); or, where the log says nothing of networks, a rate that
-    Ethernet gives and less than a quarter of what is expected, with a start-up that is slow, too.
-
-    Parameters
-    ----------
-    case : Case
-        The run.
-
-    Returns
-    -------
-    cause : Cause or None
-        None where it does not fit.
-    """
-    if not _is_between_nodes(case) or not is_slow(case):
-        return None
-    plateau = find_plateau(case)
-    networks = case.facts.networks if case.facts is not None else ()
-    sockets = [network for network in networks if network.text == "Socket"]
-    if networks and not sockets:
-        return None
-    if sockets:
-        return _explain_sockets(case, plateau)
-    return _guess_sockets(case, plateau)
-
-
-def _explain_sockets(case: Case, plateau: Plateau | None) -> Cause:
-    """Sockets that the log names, and why NCCL takes them."""
-    facts = case.facts
-    first = next(network for network in facts.networks if network.text == "Socket")
-    evidence = [quote(case, first, "NCCL says: Using network Socket")]
-    interfaces = [adapter for adapter in facts.adapters if adapter.fabric == "Socket"]
-    if interfaces:
-        names = join_names(dict.fromkeys(adapter.name for adapter in interfaces))
-        evidence.append(quote(case, interfaces[0], f"data pass over {names}"))
-    if plateau is not None:
-        evidence.append(describe_plateau(case, plateau))
-        ethernet = _describe_ethernet(case, plateau)
-        if ethernet is not None:
-            evidence.append(ethernet)
-    startup = describe_startup(case)
-    if startup is not None:
-        evidence.append(startup)
-    settings = list_settings(case, Effect.NO_ADAPTERS)
-    topics = {remark.topic for remark in facts.remarks}
-    reason = ""
-    advice = []
-    if settings:
-        names = join_names(f"{setting.name}={setting.value}" for setting in settings)
-        reason = f", because of {names}"
-        evidence[1:1] = quote_settings(case, settings)
-        advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
-    elif "no libibverbs" in topics:
-        reason = ", because libibverbs is missing"
-        advice.append("install libibverbs (rdma-core) in the container or on the nodes")
-    elif "no IB device" in topics:
-        reason = ", because it finds no adapter"
-    for remark in facts.remarks:
-        if remark.topic in ("no libibverbs", "no IB device"):
-            evidence.append(quote(case, remark, remark.text))
-    advice += [
-        "see that /dev/infiniband is in the container, and that ibv_devinfo lists the adapters as active",
-        'on EFA, see that the plugin of libfabric (aws-ofi-nccl) is found: "NET/Plugin" in the log',
-        'run with NCCL_DEBUG=INFO and expect "Using network IB", or the name of the plugin',
-    ]
-    return Cause(
-        "sockets",
-        f"NCCL sends data between nodes over TCP sockets{reason}",
-        tuple(evidence),
-        tuple(advice),
-        ("NVIDIA/nccl#451", "NVIDIA/nccl-tests#188", "NVIDIA/nccl#837", "areal-project/AReaL#639"),
-        Certainty.SEEN,
-    )
-
-
-def _guess_sockets(case: Case, plateau: Plateau | None) -> Cause | None:
-    """Sockets by figures alone."""
-    expected = case.expectation.busbw
-    if plateau is None or expected is None or plateau.busbw > _FAR_BELOW * expected:
-        return None
-    ethernet = _describe_ethernet(case, plateau)
-    if ethernet is None:
-        return None
-    evidence = [describe_plateau(case, plateau), ethernet]
-    certainty = Certainty.POSSIBLE
-    startup = describe_startup(case)
-    if startup is not None:
-        evidence.append(startup)
-        certainty = Certainty.LIKELY
-    return Cause(
-        "sockets",
-        "the rate is that of TCP over Ethernet; NCCL may not use the faster adapters, or the nodes have "
-        "none",
-        tuple(evidence),
-        (
-            'run with NCCL_DEBUG=INFO and look for "Using network"',
-            "if it says Socket: unset NCCL_IB_DISABLE and NCCL_NET, see that /dev/infiniband is in the "
-            "container and that libibverbs loads",
-        ),
-        ("NVIDIA/nccl#451", "NVIDIA/nccl-tests#188", "NVIDIA/nccl#398"),
-        certainty,
-    )
-
-
-def find_wrong_interface(case: Case) -> Cause | None:
-    """Adapters of another network than that of the GPUs.
-
-    Evidence: sockets over an interface of containers or of the host itself (seen), or a list of
-    adapters that has InfiniBand and Ethernet at once (possible).
-
-    Parameters
-    ----------
-    case : Case
-        The run.
-
-    Returns
-    -------
-    cause : Cause or None
-        None where it does not fit.
-    """
-    if not _is_between_nodes(case) or not is_slow(case) or case.facts is None:
-        return None
-    adapters = case.facts.adapters
-    uses_sockets = any(network.text == "Socket" for network in case.facts.networks)
-    virtual = [
-        adapter
-        for adapter in adapters
-        if adapter.fabric == "Socket" and _VIRTUAL.fullmatch(adapter.name)
-    ]
-    if uses_sockets and virtual:
-        names = join_names(dict.fromkeys(adapter.name for adapter in virtual))
-        return Cause(
-            "wrong interface",
-            f"sockets use {names}, an interface of containers or of the host itself",
-            (quote(case, virtual[0], f"NCCL lists {names}"),),
-            (
-                "set NCCL_SOCKET_IFNAME to the interface between the nodes (ip -br addr), or exclude "
-                f"this one: NCCL_SOCKET_IFNAME=^{virtual[0].name}",
-            ),
-            ("NVIDIA/nccl-tests#62",),
-            Certainty.SEEN,
-        )
-    fabrics = {adapter.fabric for adapter in adapters} & {"IB", "RoCE"}
-    if len(fabrics) < 2:
-        return None
-    others = _list_rarer(adapters)
-    names = join_names(dict.fromkeys(adapter.name for adapter in others))
-    return Cause(
-        "wrong interface",
-        f"NCCL uses InfiniBand and Ethernet adapters at once; {names} may belong to storage or management",
-        (quote(case, others[0], f"NCCL lists {names} as {others[0].fabric} beside others"),),
-        (
-            "name the adapters of the GPUs: NCCL_IB_HCA=mlx5_0,mlx5_1, … (nvidia-smi topo -m shows which "
-            "are beside a GPU)",
-        ),
-        ("NVIDIA-NeMo/RL#3670",),
-        Certainty.POSSIBLE,
-    )
-
-
-def _list_rarer(adapters: Sequence[Adapter]) -> list[Adapter]:
-    """Adapters of the fabric that has fewer."""
-    by_fabric: dict[str, list[Adapter]] = {}
-    for adapter in adapters:
-        if adapter.fabric in ("IB", "RoCE"):
-            by_fabric.setdefault(adapter.fabric, []).append(adapter)
-    return min(by_fabric.values(), key=len)
+#: Sizes that bandwidth decides.
+_LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
 
 
 # -- missing adapters
@@ -313,10 +59,8 @@ def list_data_adapters(case: Case) -> dict[str, tuple[Adapter, ...]]:
     adapters : dict
         By host, as NCCL numbers them; empty where the log names none.
     """
-    if case.facts is None:
-        return {}
     by_host: dict[str, list[Adapter]] = {}
-    for adapter in case.facts.adapters:
+    for adapter in take_facts(case).adapters:
         if adapter.fabric != "Socket":
             by_host.setdefault(adapter.host, []).append(adapter)
     return {host: tuple(adapters) for host, adapters in by_host.items()}
@@ -374,7 +118,7 @@ def find_missing_adapter(case: Case) -> Cause | None:
     cause : Cause or None
         None where it does not fit.
     """
-    if not _is_between_nodes(case) or not is_slow(case, Range.BANDWIDTH, Range.MIDDLE):
+    if not is_between_nodes(case) or not is_slow(case, Range.BANDWIDTH, Range.MIDDLE):
         return None
     by_host = list_data_adapters(case)
     if not by_host:
@@ -399,13 +143,13 @@ def find_missing_adapter(case: Case) -> Cause | None:
         share = _describe_share(case, plateau, missing.fewest, missing.complete)
         if share is not None:
             evidence.append(share)
-    if case.facts.channels is not None and case.facts.channels.collective % missing.fewest == 0:
-        channels = case.facts.channels
+    channels = take_facts(case).channels
+    if channels is not None and channels.collective % missing.fewest == 0:
         each = channels.collective // missing.fewest
         text = f"{channels.collective} channels, {each} for each of {missing.fewest} adapters"
         evidence.append(quote(case, channels, text))
     advice = []
-    chosen = case.facts.find_settings("NCCL_IB_HCA")
+    chosen = take_facts(case).find_settings("NCCL_IB_HCA")
     if chosen:
         evidence.append(quote(case, chosen[0], f"NCCL_IB_HCA={chosen[0].value}"))
         advice.append("see whether NCCL_IB_HCA leaves it out on purpose")
@@ -422,6 +166,7 @@ def find_missing_adapter(case: Case) -> Cause | None:
         tuple(advice),
         ("NVIDIA/nccl-tests#119", "NVIDIA/nccl#652", "NVIDIA/nccl-tests#106"),
         Certainty.SEEN,
+        sizes=_LARGE_SIZES,
     )
 
 
@@ -465,7 +210,7 @@ def find_fewer_rails(case: Case) -> Cause | None:
     cause : Cause or None
         None where it does not fit.
     """
-    if not _is_between_nodes(case) or not is_slow(case, Range.BANDWIDTH):
+    if not is_between_nodes(case) or not is_slow(case, Range.BANDWIDTH):
         return None
     plateau = find_plateau(case)
     adapters = case.expectation.links.adapters
@@ -495,6 +240,7 @@ def find_fewer_rails(case: Case) -> Cause | None:
         ),
         ("NVIDIA/nccl#652", "NVIDIA/nccl-tests#119", "NVIDIA/nccl-tests#290"),
         Certainty.POSSIBLE,
+        sizes=_LARGE_SIZES,
     )
 
 
@@ -527,17 +273,19 @@ def find_no_gpu_direct(case: Case) -> Cause | None:
     cause : Cause or None
         None where it does not fit.
     """
-    if not _is_between_nodes(case) or not is_slow(case) or case.facts is None:
+    if not is_between_nodes(case) or not is_slow(case):
         return None
-    remarks = [each for each in case.facts.remarks if each.topic == "GPU Direct RDMA disabled"]
+    remarks = [
+        each for each in take_facts(case).remarks if each.topic == "GPU Direct RDMA disabled"
+    ]
     settings = list_settings(case, Effect.NO_GPU_DIRECT)
     between = [
         transport
-        for transport in case.facts.transports
+        for transport in take_facts(case).transports
         if transport.way == "NET" and transport.network not in (None, "Socket")
     ]
     without = [transport for transport in between if not transport.has_gdrdma]
-    uses_sockets = any(network.text == "Socket" for network in case.facts.networks)
+    uses_sockets = any(network.text == "Socket" for network in take_facts(case).networks)
     if uses_sockets or not (remarks or settings or without):
         return None
     if between and not without:
@@ -545,15 +293,17 @@ def find_no_gpu_direct(case: Case) -> Cause | None:
     evidence = quote_settings(case, settings)
     evidence += [quote(case, remark, remark.text) for remark in remarks[:2]]
     if without:
-        count = sum(transport.count for transport in without)
-        total = sum(transport.count for transport in between)
+        count = sum(transport.times for transport in without)
+        total = sum(transport.times for transport in between)
         names = join_names((transport.name for transport in without), most=3)
         text = f"{count} of {total} connections between nodes lack GDRDMA: {names}"
         evidence.append(quote(case, without[0], text))
     plateau = find_plateau(case)
     if plateau is not None:
         evidence.append(describe_plateau(case, plateau))
-    advice = [f"unset {join_names(dict.fromkeys(each.name for each in settings))}"] if settings else []
+    advice = (
+        [f"unset {join_names(dict.fromkeys(each.name for each in settings))}"] if settings else []
+    )
     advice += [
         "load nvidia_peermem (lsmod), or use a driver and kernel with DMA-BUF",
         "see that adapters and GPUs are beside each other (nvidia-smi topo -m: PIX or PXB), and that ACS "
@@ -587,7 +337,7 @@ def find_half_adapters(case: Case) -> Cause | None:
     cause : Cause or None
         None where it does not fit.
     """
-    if not _is_between_nodes(case) or not is_slow(case, Range.BANDWIDTH):
+    if not is_between_nodes(case) or not is_slow(case, Range.BANDWIDTH):
         return None
     plateau = find_plateau(case)
     adapters = case.expectation.links.adapters
@@ -604,7 +354,9 @@ def find_half_adapters(case: Case) -> Cause | None:
         return None
     listed = [found for adapters_ in list_data_adapters(case).values() for found in adapters_]
     bonds = [adapter for adapter in listed if "bond" in adapter.name]
-    text = f"each of {adapters.count} adapters sends {write_rate(each)} of {write_rate(line)} at most"
+    text = (
+        f"each of {adapters.count} adapters sends {write_rate(each)} of {write_rate(line)} at most"
+    )
     evidence = [describe_plateau(case, plateau), Evidence(text, case.file, plateau.line)]
     advice = [
         "ACS off on all PCIe bridges (lspci -vvv: ACSCtl without SrcValid+), unless it is a virtual "
@@ -617,7 +369,9 @@ def find_half_adapters(case: Case) -> Cause | None:
         evidence.append(quote(case, bonds[0], f"{bonds[0].name} is a bond of two ports"))
         advice = [advice[3], *advice[:3]]
     if any(adapter.fabric == "RoCE" for adapter in listed):
-        advice.append("flow control of the switches (PFC, ECN): RoCE loses most of its rate without")
+        advice.append(
+            "flow control of the switches (PFC, ECN): RoCE loses most of its rate without"
+        )
     return Cause(
         "half of the adapters' rate",
         "adapters are all there and give about half of their rate or less: ACS, a narrow slot, one port "
@@ -626,4 +380,49 @@ def find_half_adapters(case: Case) -> Cause | None:
         tuple(advice),
         ("NVIDIA/nccl-tests#112", "NVIDIA/nccl-tests#265", "NVIDIA/nccl#2409", "NVIDIA/nccl#378"),
         Certainty.POSSIBLE,
+        sizes=_LARGE_SIZES,
     )
+
+
+def find_flat_topology(case: Case) -> Cause | None:
+    """A virtual machine whose PCIe tree hides which adapter is beside which GPU.
+
+    Evidence: the addresses of all GPUs of a host are on one bus, which no board of several GPUs has
+    (possible).
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    if not is_between_nodes(case) or not is_slow(case, Range.BANDWIDTH):
+        return None
+    if take_facts(case).find_settings("NCCL_TOPO_FILE"):
+        return None
+    for host, buses in take_facts(case).buses.items():
+        is_flat = len(buses) > 2 and len(set(buses)) == len(buses)
+        if is_flat and len({_cut_device(bus) for bus in buses}) == 1:
+            place = next(each for each in take_facts(case).places if each.host == host)
+            return Cause(
+                "flat topology",
+                "a virtual machine shows all GPUs on one bus, so NCCL may pair GPUs with far adapters",
+                (quote(case, place, f"PCI addresses of {host}: {join_names(buses)}"),),
+                (
+                    "give NCCL the topology of the machine: NCCL_TOPO_FILE, from the provider of the cloud",
+                    "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=GRAPH prints what NCCL takes it for",
+                ),
+                ("NVIDIA/nccl-tests#256", "NVIDIA/nccl-tests#389"),
+                Certainty.POSSIBLE,
+                sizes=_LARGE_SIZES,
+            )
+    return None
+
+
+def _cut_device(bus: str) -> str:
+    """Domain and bus of a PCI address, without the device; the whole where only a bus is printed."""
+    return bus.rsplit(":", 1)[0] if bus.count(":") > 1 else bus
