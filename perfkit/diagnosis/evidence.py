@@ -38,7 +38,7 @@ class Curve:
     lines : array, shape (sizes,)
         First line of each size [-].
     slow : array, shape (sizes,)
-        Whether any row of this size is slow.
+        1 where any row of this size is slow, else 0 [-].
     """
 
     nbytes: Array
