@@ -39,9 +39,11 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.prediction.contrast import PlatformComparison, compare
     from perfkit.prediction.predictor import predict
     from perfkit.prediction.result import Prediction
+    from perfkit.readers.measured_steps import MeasuredStep
     from perfkit.readers.printed_plans import read_plan
     from perfkit.readers.table_configs import read_tables
     from perfkit.readers.torchrec_models import read_parameter_constraints
+    from perfkit.readers.training_logs import TrainingLog, read_training_log, read_training_logs
     from perfkit.recording.steps import capture
     from perfkit.reports.page import report
     from perfkit.sharding.judging import PlanJudgement, judge_plan
@@ -89,9 +91,13 @@ _HOME = {
     "compare": "perfkit.prediction.contrast",
     "predict": "perfkit.prediction.predictor",
     "Prediction": "perfkit.prediction.result",
+    "MeasuredStep": "perfkit.readers.measured_steps",
     "read_plan": "perfkit.readers.printed_plans",
     "read_tables": "perfkit.readers.table_configs",
     "read_parameter_constraints": "perfkit.readers.torchrec_models",
+    "TrainingLog": "perfkit.readers.training_logs",
+    "read_training_log": "perfkit.readers.training_logs",
+    "read_training_logs": "perfkit.readers.training_logs",
     "capture": "perfkit.recording.steps",
     "report": "perfkit.reports.page",
     "PlanJudgement": "perfkit.sharding.judging",

@@ -50,6 +50,33 @@ def write_config(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def write_training_log(folder: Path) -> None:
+    """What Megatron-LM prints of a Llama on 16 GPUs, with an invented time."""
+    line = " iteration {}/ 50 | elapsed time per iteration (ms): 9400.0 | global batch size: 128 |"
+    folder.mkdir()
+    arguments = """
+        bf16 ............ True
+        data_parallel_size ............ 4
+        ffn_hidden_size ............ 14336
+        hidden_size ............ 4096
+        max_position_embeddings ............ 8192
+        normalization ............ RMSNorm
+        num_attention_heads ............ 32
+        num_layers ............ 32
+        num_query_groups ............ 8
+        position_embedding_type ............ rope
+        seq_length ............ 8192
+        sequence_parallel ............ True
+        swiglu ............ True
+        tensor_model_parallel_size ............ 4
+        transformer_impl ............ transformer_engine
+        use_distributed_optimizer ............ True
+        vocab_size ............ 128256
+        """
+    steps = [line.format(number) for number in range(1, 31)]
+    (folder / "megatron.log").write_text("\n".join([arguments, *steps]))
+
+
 @pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 @pytest.mark.parametrize(
     ("question", "block"), RECIPES, ids=[question[:40] for question, _ in RECIPES]
@@ -73,6 +100,7 @@ def test_a_recipe_runs(
     (tmp_path / "reference_data").symlink_to(ROOT / "reference_data")
     write_log(tmp_path / "logs")
     write_config(tmp_path / "llama")
+    write_training_log(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"pk": pk, "pandas": pandas, "polars": polars}
     exec("\n".join(before), names)

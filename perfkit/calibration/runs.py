@@ -26,6 +26,7 @@ from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
 from perfkit.prediction.strategies import price_strategies
 from perfkit.prediction.uncertainty import find_host_error
+from perfkit.readers.training_logs import list_rows
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
@@ -45,11 +46,12 @@ _SIZES = {own.name for own in fields(Transformer)} - {"family", *_FIELDS}
 
 
 class _Group(NamedTuple):
-    """Runs that are priced together: their model with all batches, their execution, all their
-    strategies, and their positions among all runs."""
+    """Runs that are priced together: their model with all batches, their execution and software,
+    all their strategies, and their positions among all runs."""
 
     model: Transformer
     execution: str | None
+    stack: str | None
     strategies: Strategy
     positions: Array
 
@@ -198,7 +200,7 @@ class Tuning(Tabular):
 
         Parameters
         ----------
-        runs : DataFrame or sequence of dict
+        runs : DataFrame or sequence of dict or TrainingLog
             Columns as of `tune`, without seconds.
 
         Returns
@@ -209,7 +211,7 @@ class Tuning(Tabular):
             which the variance of all these predictions falls, as far as it comes from the scales
             [-].
         """
-        rows, known = _read(runs), _read(self.frame)
+        rows, known = _read(runs, self.model), _read(self.frame, self.model)
         groups = list(_group(self.model, rows))
         evaluate = partial(_evaluate, groups, self.platform, self.scales["resource"].to_list())
         unchanged = np.zeros(len(self.scales))
@@ -245,10 +247,11 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
         Model of all runs.
     platform : Platform, str or Path
         Platform of the runs.
-    runs : DataFrame or sequence of dict
+    runs : DataFrame or sequence of dict or TrainingLog
         A row for each of at least 5 runs: ``seconds`` of an iteration; the fields of
         `perfkit.workloads.strategy.Strategy` and of the model that differ between runs;
-        ``execution``.
+        ``execution``; ``stack``, the software. Logs of training that `perfkit.read_training_log`
+        read are such rows, too.
 
     Returns
     -------
@@ -277,7 +280,7 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
     """
     check_threads()
     check_type("model", model, Transformer)
-    where, rows = load_platform(platform), _read(runs)
+    where, rows = load_platform(platform), _read(runs, model)
     if len(rows) < _FEWEST:
         raise ValueError(
             f"runs are {len(rows)}; fit at least {_FEWEST}, of which some differ in strategy"
@@ -339,10 +342,10 @@ def _list_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(names)
 
 
-def _read(runs: Any) -> list[dict[str, Any]]:
-    """Rows of any frame, or dicts, without empty cells."""
-    rows = read_records("runs", runs)
-    known = [*_FIELDS, *_SIZES, "execution", "seconds"]
+def _read(runs: Any, model: Transformer) -> list[dict[str, Any]]:
+    """Rows of any frame, dicts or training logs, without empty cells."""
+    rows = read_records("runs", list_rows(runs, model))
+    known = [*_FIELDS, *_SIZES, "execution", "stack", "seconds"]
     for name in _list_names(rows):
         check_choice("column of runs", name, [*known, "predicted", "left_out"])
     settings = []
@@ -357,14 +360,15 @@ def _group(model: Transformer, rows: Sequence[Mapping[str, Any]]) -> Iterator[_G
     positions_by_kind: dict[Any, list[int]] = {}
     for position, row in enumerate(rows):
         sizes = {name: row[name] for name in row if name in _SIZES and name != "batch"}
-        kind = (replace(model, **sizes), row.get("execution"))
+        kind = (replace(model, **sizes), row.get("execution"), row.get("stack"))
         positions_by_kind.setdefault(kind, []).append(position)
-    for (same_model, execution), positions in positions_by_kind.items():
+    for (same_model, execution, stack), positions in positions_by_kind.items():
         strategies = [_read_strategy(rows[position]) for position in positions]
         batches = np.array([rows[position].get("batch", model.batch) for position in positions])
         yield _Group(
             replace(same_model, batch=batches),
             execution,
+            stack,
             Strategy.stack(strategies),
             np.array(positions),
         )
@@ -388,7 +392,12 @@ def _evaluate(
     times = np.zeros(sum(len(group.positions) for group in groups))
     for group in groups:
         priced = price_strategies(
-            group.model, where, group.strategies, group.execution, near=np.inf
+            group.model,
+            where,
+            group.strategies,
+            group.execution,
+            near=np.inf,
+            stack=group.stack,
         )
         times[group.positions] = priced["time"]
     return np.asarray(np.log(times))

@@ -19,4 +19,8 @@ Read in this order; each format is told alone:
    says their fields in perfkit's words. `planner_statistics` finds what TorchRec's planner prints,
    of which `printed_plans` makes tables and a plan (`read_plan`); `plans` finds a plan in each form.
 5. `kernel_database`: `read_gemms`, `read_collectives` and others give frames of measured kernels.
+6. `training_logs`: `read_training_log` gives a `TrainingLog`, the time of an iteration with what a log
+   states of its run. `training_lines` finds the lines of steps of each software, `training_facts`
+   its arguments, and `training_models` says what they mean; `measured_steps` has the record of a
+   measured step, and `log_text` opens files.
 """

@@ -1,0 +1,167 @@
+"""Fuzzers of training logs: the time of an iteration in each form, damaged logs, and arguments that
+become models and strategies."""
+
+import gzip
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import perfkit as pk
+from tests.fuzz.damage import Rng, choose, damage_bytes, damage_text
+from tests.fuzz.entries_logs import listen
+from tests.fuzz.harness import Entry, Nonsense
+
+
+class Form(NamedTuple):
+    """A line of a step, and its smallest printed time [s]."""
+
+    line: str
+    digit: float
+
+
+FORMS = (
+    Form(
+        " iteration {n:8d}/ 9000 | consumed samples: {n} | elapsed time per iteration (ms): {ms:.1f} |"
+        " global batch size: {batch:5d} | lm loss: 2.0E+00 |",
+        1e-4,
+    ),
+    Form(
+        "[default7]: iteration {n:8d}/ 9000 | elapsed time per iteration (s): {s:.2f} |"
+        " global batch size: {batch:5d} | TFLOPs: 99.00 |",
+        1e-2,
+    ),
+    Form(
+        "[20260203 01:02:03][rank-15/16][INFO ] [a.py:99] :  iteration {n:8d}/ 9000 |"
+        " elapsed time per iteration (ms): {ms:.1f}/1.1 | compute per GPU (TFLOP/s/GPU): 9.5 (avg 1.1) |"
+        " global batch size: {batch:5d} |",
+        1e-4,
+    ),
+    Form(
+        "Training epoch 0, iteration {n}/9000 | global_batch_size: {batch} | global_step: {n} |"
+        " train_step_timing in s: {s:.4f}",
+        1e-4,
+    ),
+    Form("completed step: {n}, seconds: {s:.3f}, TFLOP/s/device: 9.500, loss: 1.000", 1e-3),
+    Form("Step Time : {s:.2f}s GPU utilization: 99.5MODEL_TFLOP/s/GPU", 1e-2),
+    Form("iter {n}: loss 4.0863, time {ms:.2f}ms, mfu 12.34%", 1e-5),
+)
+PREFIXES = ("", " 3: ", "[rank0]:", "worker-0 | ", "2024-05-08T01:02:03.456Z ", "\x1b[32m")
+BETWEEN = (
+    "saving checkpoint at iteration 7 to /a",
+    " validation loss at iteration 7 on test set | lm loss value: 1.0 |",
+    "a warning: step: 3 of nothing",
+    "(min, max) time across ranks (ms):",
+    "see https://example.org/a?seconds: 1",
+)
+
+
+def read_steps(rng: Rng, folder: Path) -> pk.TrainingLog:
+    """The median of equal times is that time, whatever stands before, between and beside them."""
+    form = choose(rng, FORMS)
+    seconds = round(10 ** rng.uniform(-1, 1.5), 2)
+    count = int(rng.integers(1, 60))
+    batch = int(choose(rng, (1, 64, 4096)))
+    prefix = choose(rng, PREFIXES)
+    lines = []
+    for number in range(1, count + 1):
+        time = 7 * seconds if number <= min(3, count // 2) else seconds
+        lines.append(prefix + form.line.format(n=number, s=time, ms=1e3 * time, batch=batch))
+        if rng.random() < 0.1:
+            lines.append(choose(rng, BETWEEN))
+    text = choose(rng, ("\n", "\r\n")).join([*lines, ""])
+    path = folder / choose(rng, ("run.log", "run.out", "run.log.gz"))
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    log, said = listen(lambda: pk.read_training_log(path))
+    if len(log.steps) != count or log.summary.iterations + log.summary.skipped != count:
+        raise Nonsense(f"{len(log.steps)} of {count} steps: {log.summary}")
+    counted = log.steps["left_out"].null_count()
+    if not said and count > 8 and counted > 3 and abs(log.seconds - seconds) > form.digit:
+        raise Nonsense(f"{log.seconds} for {seconds} in {form.line}")
+    return log
+
+
+def draw_arguments(rng: Rng) -> tuple[dict[str, Any], int]:
+    """Arguments of Megatron-LM that belong together, and ranks."""
+    tp, pp, cp, dp = (int(choose(rng, (1, 2, 4))) for _ in range(4))
+    heads = int(choose(rng, (16, 32)))
+    hidden = 64 * heads
+    arguments: dict[str, Any] = {
+        "add_bias_linear": choose(rng, (True, False)),
+        "bf16": True,
+        "context_parallel_size": cp,
+        "cp_comm_type": choose(rng, (["p2p"], ["a2a"], "all_gather")),
+        "ffn_hidden_size": choose(rng, (4 * hidden, 3 * hidden)),
+        "fp8": choose(rng, (None, None, "hybrid")),
+        "global_batch_size": 64 * dp,
+        "group_query_attention": choose(rng, (True, False)),
+        "hidden_size": hidden,
+        "max_position_embeddings": 4096,
+        "micro_batch_size": int(choose(rng, (1, 2))),
+        "normalization": choose(rng, ("RMSNorm", "LayerNorm")),
+        "num_attention_heads": heads,
+        "num_layers": 4 * pp,
+        "num_query_groups": 8,
+        "pipeline_model_parallel_size": pp,
+        "position_embedding_type": choose(rng, ("rope", "learned_absolute")),
+        "recompute_granularity": choose(rng, (None, "full", "selective")),
+        "seq_length": 4096,
+        "sequence_parallel": tp > 1,
+        "swiglu": choose(rng, (True, False)),
+        "tensor_model_parallel_size": tp,
+        "transformer_impl": choose(rng, ("transformer_engine", "local")),
+        "use_distributed_optimizer": choose(rng, (True, False)),
+        "vocab_size": 32000,
+        "world_size": tp * pp * cp * dp,
+    }
+    return arguments, tp * pp * cp * dp
+
+
+def write_arguments(rng: Rng, arguments: dict[str, Any]) -> str:
+    """As Megatron-LM, YAML or a logger writes them."""
+    form = choose(
+        rng, ("  {} ................ {}", "  {}: {}", "[rank-0/8][INFO ] [a.py:1] :   {} ... {}")
+    )
+    lines = [form.format(name, value) for name, value in arguments.items()]
+    return "\n".join(["------------------------ arguments ------------------------", *lines, ""])
+
+
+def read_arguments(rng: Rng, folder: Path) -> list[Any]:
+    """Arguments that belong together give a model, and a strategy of all ranks."""
+    arguments, ranks = draw_arguments(rng)
+    head = write_arguments(rng, arguments)
+    steps = "\n".join(FORMS[0].line.format(n=n, ms=500.0, s=0.5, batch=64) for n in range(1, 20))
+    path = folder / "run.log"
+    path.write_text(head + steps)
+    log, _ = listen(lambda: pk.read_training_log(path))
+    model, strategy = log.workload(), log.strategy()
+    if strategy.ranks != ranks or model.hidden != arguments["hidden_size"]:
+        raise Nonsense(f"{strategy} and {model} of {arguments}")
+    return [model, strategy, log.explain(), log.summary]
+
+
+def read_damaged(rng: Rng, folder: Path) -> Any:
+    """Damaged logs are read or refused, and what is left of their arguments is taken or refused."""
+    arguments, _ = draw_arguments(rng)
+    form = choose(rng, FORMS)
+    steps = "\n".join(form.line.format(n=n, ms=500.0, s=0.5, batch=64) for n in range(1, 20))
+    text = write_arguments(rng, arguments) + steps
+    if rng.random() < 0.7:
+        data = damage_text(rng, text).encode("utf-8", "surrogatepass")
+    else:
+        data = damage_bytes(rng, text.encode())
+    path = folder / "run.log"
+    path.write_bytes(data)
+    log, _ = listen(lambda: pk.read_training_log(path))
+    if not np.isfinite(log.seconds) or log.seconds <= 0:
+        raise Nonsense(f"{log.summary}")
+    what = choose(rng, (log.workload, log.strategy, log.explain))
+    return what()
+
+
+ENTRIES: dict[str, Entry] = {
+    "training-steps": Entry(read_steps, 0.5, new=True),
+    "training-arguments": Entry(read_arguments, 0.3, new=True),
+    "training-damaged": Entry(read_damaged, 0.5, new=True),
+}
