@@ -120,11 +120,6 @@ def test_a_table_that_cannot_be(arguments: dict[str, Any], message: str) -> None
         ([1, 2], {}, r"tables\[0\] is 1; it must be a EmbeddingTable"),
         ([ONE, ONE], {}, "two tables are named 'a'"),
         (
-            [ONE, replace(ONE, name="b", itemsize=2)],
-            {},
-            "itemsize is 2 and 4; one kernel reads numbers",
-        ),
-        (
             [replace(ONE, pooling=101)],
             {},
             "pooling of 'a' is 101; it must be at most its 100 rows",

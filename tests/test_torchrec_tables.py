@@ -38,8 +38,8 @@ CONSTRAINTS = {
 }
 #: What these two are, with the constraints.
 WANTED = (
-    EmbeddingTable(1_000_000, 64, 23.5, itemsize=2, name="user"),
-    EmbeddingTable(500, 32, 6.0, itemsize=2, name="item", weighted=True),
+    EmbeddingTable(1_000_000, 64, 23.5, dtype="fp16", name="user"),
+    EmbeddingTable(500, 32, 6.0, dtype="fp16", name="item", weighted=True),
 )
 
 
@@ -70,7 +70,7 @@ def test_configurations_with_constraints_are_tables() -> None:
     mapped = {name: asdict(entry) for name, entry in CONSTRAINTS.items()}
     assert read([USER, ITEM], constraints=mapped)[0].tables == WANTED
     assert read((ITEM,), constraints={"item": CONSTRAINTS["item"]}) == (
-        TableSet(WANTED[1:], embedding="fused"),
+        TableSet(WANTED[1:], embedding="fused", output_dtype="fp32"),
         [],
     )
 
@@ -172,7 +172,7 @@ def test_fields_that_are_not_used_are_listed_once() -> None:
     }
     _, said = read([odd, more], constraints=rules)
     assert said == [
-        "source: fields that are not used: weight_init_max, stash_weights, batch_sizes, output_dtype, "
+        "source: fields that are not used: weight_init_max, stash_weights, batch_sizes, "
         "future_field, need_pos, compute_kernels"
     ]
     record = {**asdict(USER), "weight_init_max": 0.1, "pooling_factors": [1.0, 2.0]}
@@ -340,10 +340,6 @@ def like(**values: Any) -> Any:
         ),
         ([replace(USER, data_type="FP17")], "source[0]: data_type is 'FP17'; known are FP32, FP16"),
         (
-            [USER, replace(ITEM, data_type=DataType.FP32)],
-            "source has tables with numbers of 2 B ('user' first) and 4 B ('item' first); one kernel",
-        ),
-        (
             [replace(USER, num_embeddings=0)],
             "source[0]: rows is 0; it must be a whole number above 0",
         ),
@@ -383,7 +379,7 @@ def like(**values: Any) -> Any:
             "is_weighted is 'perhaps'; it must be True or False",
         ),
     ],
-    ids=range(19),
+    ids=range(18),
 )
 def test_tables_of_torchrec_that_cannot_be(source: Any, message: str) -> None:
     with refuse(message):

@@ -28,7 +28,7 @@ from perfkit.sharding.planner import BASELINES, price_plan, shard
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.placement_kinds import KINDS, WHOLE
-from perfkit.workloads.tables import TableSet, draw_tables
+from perfkit.workloads.tables import TableSet, draw_tables, list_formats
 
 #: Methods that propose placements: every rule of thumb, a second random placement, and the search.
 METHODS = (*BASELINES, "random 2", "search")
@@ -123,11 +123,11 @@ def make_model(tables: TableSet) -> DLRM:
     """
     dims = sorted({table.dim for table in tables})
     laws = sum(table.law is not None for table in tables)
-    size = tables.tables[0].itemsize
-    is_measured = len(dims) == 1 and not laws and size == 4
+    formats = list_formats(tables.tables)
+    is_measured = len(dims) == 1 and not laws and formats == ["fp32"]
     if not is_measured or tables.embedding != "separate" or tables.optimizer != "sgd":
         raise ValueError(
-            f"dim is {dims}, law of {laws} is given, itemsize is {size}, "
+            f"dim is {dims}, law of {laws} is given, dtype is {' and '.join(formats)}, "
             f"embedding {tables.embedding!r}, optimizer {tables.optimizer!r}; "
             "only separate fp32 tables of one dim with Zipf exponents and sgd are measured; "
             "predict others"

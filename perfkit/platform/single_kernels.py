@@ -211,25 +211,25 @@ def _size_lookups(
     machine: Machine, model: LoneModel, tables: Sequence[Any], batch: int
 ) -> dict[str, Array]:
     """Sizes of the lookups of tables, which share the caches."""
-    columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize) for t in tables]
-    rows, dim, bags, lookups, itemsize = np.array(columns, dtype=float).T
-    access: dict[str, Any] = {
-        "granularity": machine.device.access_granularity,
-        "itemsize": itemsize,
-    }
+    columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize, t.row_bytes) for t in tables]
+    rows, dim, bags, lookups, itemsize, row_width = np.array(columns, dtype=float).T
+    granularity = machine.device.access_granularity
     found = embedding.size_lookup(
         [table.distribution for table in tables],
         lookups,
-        dim,
+        row_width,
+        itemsize=1.0,
         capacities=[max(capacity, 1.0) for capacity in machine.cache_capacities],
         entries=machine.page_entries,
+        granularity=granularity,
         in_turn=machine.device.kind != "cpu",
-        **access,
     )
-    nbytes = embedding.forward_bytes(bags, lookups, dim, **access)
+    # indices, offsets and pooled rows
+    operand_bytes = embedding.forward_bytes(
+        bags, lookups, dim, itemsize=itemsize, granularity=granularity, misses=0.0
+    )
     missed_l2, missed_l3 = found.misses
     beyond_l2, beyond_l3 = missed_l2 * found.row_bytes, missed_l3 * found.row_bytes
-    operand_bytes = nbytes - found.row_bytes
     traffic = find_traffic(
         _classify(model, len(rows)), machine, operand_bytes, found.row_bytes, beyond_l3
     )

@@ -206,16 +206,12 @@ def size_operations(
     """
     features = {name: _join([graph.column(name) for graph in graphs]) for name in FEATURES}
     operand_bytes = _join([graph.traffic for graph in graphs])
-    # bytes of a number of the tables of each graph; of the number format where it has none
-    itemsizes = np.array(
-        [graph.tables[0].itemsize if graph.tables else DTYPES[dtype] for graph in graphs],
-        dtype=float,
-    )
-    row_bytes = count_row_bytes(graphs, features, itemsizes, platform.device.access_granularity)
+    widths = find_row_widths(graphs, features, DTYPES[dtype])
+    row_bytes = count_row_bytes(features, widths, platform.device.access_granularity)
     sums_terms = any(isinstance(model.fit, Additive) for model in operations.models)
     if sums_terms or platform.has_timed_caches:
         limits = CacheLimits.of_rank(platform, ranks)
-        rows = size_rows(graphs, Features(**features), operand_bytes, row_bytes, itemsizes, limits)
+        rows = size_rows(graphs, Features(**features), operand_bytes, row_bytes, widths, limits)
     else:
         rows = RowSizes.without_caches(row_bytes)
     traffic = find_traffic(operations, platform, operand_bytes, row_bytes, rows.from_memory)
@@ -237,19 +233,52 @@ def size_operations(
     }
 
 
-def count_row_bytes(
-    graphs: Sequence[Graph], features: Mapping[str, Array], itemsizes: Array, granularity: float
+def find_row_widths(
+    graphs: Sequence[Graph], features: Mapping[str, Array], itemsize: float
 ) -> Array:
-    """Bytes of the rows of embedding tables that each operation looks up.
+    """Bytes of a row of the table that each operation looks up.
 
     Parameters
     ----------
     graphs : sequence of Graph
         What ranks execute.
     features : mapping of str to array
-        Sizes of all their operations, one graph after the other: ``lookups`` and ``dim`` [-].
-    itemsizes : array
-        Bytes of a number of the tables of each graph [B].
+        Sizes of all their operations, one graph after the other: ``dim`` and ``table`` [-].
+    itemsize : float
+        Bytes of a number of rows in graphs without tables [B].
+
+    Returns
+    -------
+    widths : array
+        One element per operation, zero where it looks no rows up [B].
+    """
+    widths = np.zeros(features["dim"].shape)
+    begin = 0
+    for graph in graphs:
+        of_graph = slice(begin, begin + len(graph))
+        begin += len(graph)
+        if not graph.tables:
+            widths[of_graph] = itemsize * features["dim"][of_graph]
+            continue
+        # a table is the same in all configurations
+        table = features["table"][of_graph].reshape(len(graph), -1)[:, 0].astype(int)
+        itemsizes = np.array([one.itemsize for one in graph.tables], dtype=float)[table]
+        scales = np.array([one.scale_bytes for one in graph.tables], dtype=float)[table]
+        shape = (-1, *[1] * (widths.ndim - 1))
+        dim = features["dim"][of_graph]
+        widths[of_graph] = itemsizes.reshape(shape) * dim + scales.reshape(shape)
+    return widths
+
+
+def count_row_bytes(features: Mapping[str, Array], widths: Array, granularity: float) -> Array:
+    """Bytes of the rows of embedding tables that each operation looks up.
+
+    Parameters
+    ----------
+    features : mapping of str to array
+        Sizes of all operations: ``lookups`` [-].
+    widths : array
+        Bytes of a row that each operation looks up [B].
     granularity : float
         Smallest access [B].
 
@@ -262,9 +291,7 @@ def count_row_bytes(
     row_bytes = np.zeros(lookups.shape)
     touching = np.flatnonzero(lookups.reshape(len(lookups), -1).any(axis=1))
     if len(touching):
-        itemsize = np.repeat(itemsizes, [len(graph) for graph in graphs])[touching]
-        itemsize = itemsize.reshape(-1, *[1] * (lookups.ndim - 1))
-        bytes_of_row = row_traffic(itemsize * features["dim"][touching], 1.0, granularity)
+        bytes_of_row = row_traffic(widths[touching], 1.0, granularity)
         row_bytes[touching] = lookups[touching] * bytes_of_row
     return row_bytes
 

@@ -182,7 +182,7 @@ def _size_lookups(
     """Size lookups over a link of this bandwidth [B/s]."""
     laws = [table.distribution for table in tables]
     sector = platform.device.access_granularity
-    row_bytes = np.array([float(row_traffic(t.dim, t.itemsize, sector)) for t in tables])
+    row_bytes = np.array([float(row_traffic(t.row_bytes, 1.0, sector)) for t in tables])
     has_cache = np.array([table.load_factor is not None for table in tables])
     # rows that are near: in the cache, or on their way over the link
     near = FLIGHT * bandwidth / row_bytes

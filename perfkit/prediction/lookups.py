@@ -106,10 +106,8 @@ class _RowOperations(NamedTuple):
         Number of its table in this graph [-].
     kind, variant : array of str
         See `perfkit.workloads.graph.Operation`.
-    lookups, dim, row_bytes : array
-        Looked-up rows, numbers in a row [-], and bytes of all looked-up rows [B].
-    itemsize : array
-        Bytes of a number of its table [B].
+    lookups, width, row_bytes : array
+        Looked-up rows [-], bytes of a row, and of all looked-up rows [B].
     """
 
     operation: np.ndarray
@@ -118,9 +116,8 @@ class _RowOperations(NamedTuple):
     kind: np.ndarray
     variant: np.ndarray
     lookups: Array
-    dim: Array
+    width: Array
     row_bytes: Array
-    itemsize: Array
 
     def select(self, members: np.ndarray) -> "_RowOperations":
         """Take some of them: their positions here, or whether to take each one."""
@@ -158,7 +155,7 @@ def size_rows(
     features: Features,
     traffic: Array,
     row_bytes: Array,
-    itemsizes: Array,
+    widths: Array,
     limits: CacheLimits,
 ) -> RowSizes:
     """Size the rows of embedding tables that the operations of some graphs touch, with what caches
@@ -172,8 +169,8 @@ def size_rows(
         Sizes of all their operations, one graph after the other.
     traffic, row_bytes : array
         Bytes of other operands of each operation, and of the rows that it looks up [B].
-    itemsizes : array
-        Bytes of a number of the tables of each graph [B].
+    widths : array
+        Bytes of a row that each operation looks up [B].
     limits : CacheLimits
         What the caches of a rank hold.
 
@@ -185,7 +182,7 @@ def size_rows(
     rows = RowSizes.without_caches(row_bytes)
     if not row_bytes.any():
         return rows
-    operations = _list_row_operations(graphs, features, row_bytes, itemsizes)
+    operations = _list_row_operations(graphs, features, row_bytes, widths)
     is_forward = operations.kind == "embedding_forward"
     is_fused = operations.variant == "fused"
     looks_up_in_fused = np.isin(operations.graph, operations.graph[is_fused])
@@ -204,7 +201,7 @@ def size_rows(
 
 
 def _list_row_operations(
-    graphs: Sequence[Graph], features: Features, row_bytes: Array, itemsizes: Array
+    graphs: Sequence[Graph], features: Features, row_bytes: Array, widths: Array
 ) -> _RowOperations:
     """The operations of all graphs that touch rows."""
     operation = np.flatnonzero(features.lookups.reshape(len(features), -1).any(axis=1))
@@ -225,9 +222,8 @@ def _list_row_operations(
         kind=np.array(kinds),
         variant=np.array(variants),
         lookups=lookups,
-        dim=np.broadcast_to(features.dim[operation], lookups.shape),
+        width=np.broadcast_to(widths[operation], lookups.shape),
         row_bytes=row_bytes[operation],
-        itemsize=itemsizes[graph_of_operation],
     )
 
 
@@ -295,10 +291,10 @@ def _size_tables(
     sizes = size_lookup(
         list_laws(tables, configurations),
         lookups.lookups.T.ravel(),
-        lookups.dim.T.ravel(),
+        lookups.width.T.ravel(),
         capacities=(limits.l2, limits.l3),
         entries=limits.page_entries,
-        itemsize=np.tile(lookups.itemsize, repeats),
+        itemsize=1.0,
         granularity=limits.granularity,
         dense_bytes=dense_bytes.T.ravel(),
         groups=caches_before + np.tile(cache_of_lookup, repeats),

@@ -19,7 +19,6 @@ from perfkit.readers.planner_statistics import (
 )
 from perfkit.readers.torchrec_tables import (
     TorchrecTable,
-    check_number_sizes,
     find_kernel,
     list_notes,
 )
@@ -69,7 +68,7 @@ def list_tables_of(
     if statistics.ignored:
         listed = ", ".join(map(show, statistics.ignored))
         notes.append(f"columns that are not read: {escape(listed, 400)}")
-    if itemsize is None and not sizes:
+    if itemsize is None and not sizes and not _find_mixed_sizes(statistics, sizes):
         notes.append("the size of numbers is not printed, and 4 B (FP32) are taken; pass itemsize=")
     if all(table.lookups == (table.features or 1) for table in statistics.tables):
         notes.append(
@@ -78,7 +77,6 @@ def list_tables_of(
     tables = [one.table for one in found]
     for printed, table in zip(statistics.tables, tables, strict=True):
         _check_storage(printed, table)
-    check_number_sizes(origin, tables)
     return tables, notes + list_notes(found)
 
 
@@ -87,8 +85,9 @@ def _make_tables(
 ) -> list[TorchrecTable]:
     """The tables of the statistics, whose numbers have the printed size, this one, or 4 B."""
     sizes = _find_itemsizes(statistics)
+    sizes_of_tables = _find_mixed_sizes(statistics, sizes)
     found = []
-    for printed in statistics.tables:
+    for number, printed in enumerate(statistics.tables):
         if printed.rows is None or printed.dim is None:
             raise ValueError(
                 f"{origin} has no columns Emb Dim and Hash Size, as in TorchRec of 2022; read the "
@@ -97,12 +96,13 @@ def _make_tables(
         module, _, name = printed.path.rpartition(".")
         features = printed.features or 1
         kernel = find_kernel(printed.kernel)
+        size = sizes.get(printed.kernel or "", itemsize or 4)
         with reading(printed.place, "change the table"):
             table = EmbeddingTable(
                 printed.rows,
                 printed.dim,
                 pooling=float(features) if printed.lookups is None else printed.lookups,
-                itemsize=sizes.get(printed.kernel or "", itemsize or 4),
+                itemsize=sizes_of_tables.get(number, size),
                 name=name,
                 module=module,
                 kernel=kernel,
@@ -134,6 +134,31 @@ def _find_itemsizes(statistics: PlannerStatistics) -> dict[str, int]:
     if len(known) == 1:
         return dict.fromkeys(numbers, known.pop())
     return sizes
+
+
+def _find_mixed_sizes(statistics: PlannerStatistics, sizes: Mapping[str, int]) -> dict[int, int]:
+    """Bytes of one number by table, where those of a compute kernel have several sizes [B].
+
+    Storage holds more than weights, so that it bounds the size of numbers of a table. The largest ones
+    that it allows are right if they add up to the printed weights of the kernel.
+    """
+    found = {}
+    for kernel, nbytes in statistics.weights.items():
+        if kernel in sizes or kernel not in _WHOLLY_STORED or kernel == "dense":
+            continue
+        largest = {}
+        total = 0
+        for number, table in enumerate(statistics.tables):
+            if table.kernel != kernel or table.storage is None:
+                continue
+            numbers = (table.rows or 0) * (table.dim or 0)
+            for size in (1, 2, 4):
+                if size * numbers <= table.storage + 3 * ROUNDING:
+                    largest[number] = size
+            total += largest.get(number, 0) * numbers
+        if largest and abs(total - nbytes) <= ROUNDING:
+            found.update(largest)
+    return found
 
 
 def _check_storage(printed: PlannedTable, table: EmbeddingTable) -> None:

@@ -40,8 +40,8 @@ from perfkit.readers.printed_plans import list_tables_of
 from perfkit.readers.tbe_configs import parse_tbe_config
 from perfkit.readers.torchrec_models import explain_object, find_configs, list_constraints
 from perfkit.readers.torchrec_tables import (
+    OUTPUT_DTYPE,
     TorchrecTable,
-    check_number_sizes,
     is_torchrec,
     list_notes,
     name_fields,
@@ -53,7 +53,7 @@ from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 _COLUMNS = (
     *("rows", "dim", "pooling", "exponent", "itemsize", "name"),
-    *("module", "kernel", "load_factor", "weighted", "pooled"),
+    *("module", "kernel", "load_factor", "weighted", "pooled", "dtype"),
 )
 _CONSTRAINTS_OF_OTHERS = (
     "constraints are for configurations, models and frames of TorchRec; leave them out"
@@ -84,6 +84,7 @@ class _Contents(NamedTuple):
     batch: int | None = None
     embedding: str | None = None
     notes: Sequence[str] = ()
+    output_dtype: str | None = None
 
 
 class _Record(NamedTuple):
@@ -229,6 +230,8 @@ def read_tables(
         fields["name"] = Path(name).name[: -len(suffix)] if suffix else name
     if contents.embedding is not None:
         fields["embedding"] = contents.embedding
+    if contents.output_dtype is not None:
+        fields["output_dtype"] = contents.output_dtype
     if batch is not None:
         fields["batch"] = batch
     elif contents.batch is not None:
@@ -264,7 +267,7 @@ def _read_printed(
         fields["batch"] = statistics.batch * statistics.ranks
     warn_of(origin, notes, stacklevel=3)
     with reading(origin, "change the tables"):
-        return TableSet(tuple(tables), embedding="fused", **fields)
+        return TableSet(tuple(tables), embedding="fused", output_dtype=OUTPUT_DTYPE, **fields)
 
 
 def _find_suffix(source: str | Path) -> str:
@@ -344,6 +347,7 @@ def _make_tables(
     tables = []
     of_torchrec = []
     unused: list[str] = []
+    output_dtypes = set[str]()
     has_foreign_names = False
     names = set[str]()
     for record in islice(records, MOST_ROWS + 1):
@@ -364,15 +368,21 @@ def _make_tables(
             TorchrecTable(table, has_lookups, fields.features, fields.is_pooled, fields.kernel)
         )
         unused += [*fields.unused, *record.unknown]
+        output_dtypes.add(fields.output_dtype)
     _check_count(len(tables), name)
     for of_table in sorted(constraints_of_table.keys() - names):
         check_choice("table of constraints", of_table, sorted(names))
-    if of_torchrec:
-        check_number_sizes(name, tables)
     notes = list_notes(of_torchrec)
     if unused:
         notes.append(f"fields that are not used: {name_fields(unused)}")
-    return _Contents(tables, embedding="fused" if has_foreign_names else None, notes=notes)
+    # where formats differ, torch.cat takes the wider one
+    output_dtype = next(iter(output_dtypes)) if len(output_dtypes) == 1 else OUTPUT_DTYPE
+    return _Contents(
+        tables,
+        embedding="fused" if has_foreign_names else None,
+        notes=notes,
+        output_dtype=output_dtype if of_torchrec else None,
+    )
 
 
 def _make_table(record: _Record, itemsize: int, features: int = 1) -> EmbeddingTable:
@@ -385,8 +395,10 @@ def _make_table(record: _Record, itemsize: int, features: int = 1) -> EmbeddingT
             f"first line with names: {', '.join(_COLUMNS)}"
         )
     _refuse_unknown(place, list(cells))
-    values: dict[str, Any] = {"itemsize": itemsize, "pooling": float(features)}
+    values: dict[str, Any] = {"pooling": float(features)}
     values |= {column: cell for column, cell in cells.items() if not _is_blank(cell)}
+    if "dtype" not in values:
+        values.setdefault("itemsize", itemsize)
     missing = [column for column in ("rows", "dim") if column not in values]
     if missing:
         raise ValueError(
@@ -396,7 +408,8 @@ def _make_table(record: _Record, itemsize: int, features: int = 1) -> EmbeddingT
         for column, value in values.items():
             if column not in ("name", "module") and is_listed(value):
                 raise ValueError(f"{column} is {show(value)}; it must be one number")
-        _check_itemsize(values["itemsize"])
+        if "itemsize" in values:
+            _check_itemsize(values["itemsize"])
         for column in ("weighted", "pooled"):
             if column in values:
                 values[column] = read_flag(column, values[column])

@@ -13,14 +13,20 @@ from typing import Any, NamedTuple
 
 from perfkit.ground.units import check_choice, count_values, escape, is_listed, read_number, show
 from perfkit.workloads.table_kernels import FUSED, TABLE_KERNELS
-from perfkit.workloads.tables import EmbeddingTable
+from perfkit.workloads.tables import OUTPUT_FORMATS, EmbeddingTable
 from perfkit.workloads.torchrec_format import KERNELS
 
-#: Bytes of one number by the names of torchrec.types.DataType and of torch [B].
-_BYTES = {
-    **{"FP32": 4, "FP16": 2, "BF16": 2, "INT64": 8, "INT32": 4, "INT8": 1, "UINT8": 1, "NFP8": 1},
-    **{"FLOAT32": 4, "FLOAT": 4, "FLOAT16": 2, "HALF": 2, "BFLOAT16": 2, "FLOAT8_E4M3FN": 1},
+#: Formats of numbers by the names of torchrec.types.DataType and of torch.
+_FORMATS = {
+    **{"FP32": "fp32", "FP16": "fp16", "BF16": "bf16", "INT8": "int8", "UINT8": "int8"},
+    **{"NFP8": "fp8", "FLOAT32": "fp32", "FLOAT": "fp32", "FLOAT16": "fp16", "HALF": "fp16"},
+    **{"BFLOAT16": "bf16", "FLOAT8_E4M3FN": "fp8"},
 }
+#: Bytes of whole numbers, which no table that is trained has, by the same names [B].
+_BYTES = {"INT64": 8, "INT32": 4}
+#: Format of pooled rows where nobody says another one: that of FBGEMM's kernels, as in
+#: torchrec/distributed/batched_embedding_kernel.py, ``fused_params.get("output_dtype", SparseType.FP32)``.
+OUTPUT_DTYPE = "fp32"
 #: Numbers that are parts of a byte, by the same names.
 _PARTS_OF_BYTES = ("INT4", "INT2")
 _POOLING_TYPES = ("SUM", "MEAN", "NONE")
@@ -31,7 +37,7 @@ _READ = (
     *_SIZES,
     *("data_type", "feature_names", "pooling_factor", "pooling_factors"),
     *("num_poolings", "is_weighted", "compute_kernel", "compute_kernels", "cache_params"),
-    "use_virtual_table",
+    *("use_virtual_table", "output_dtype"),
 )
 #: Fields of configurations that change no time and no memory of training, or that are not priced.
 _UNUSED = (
@@ -43,7 +49,7 @@ _UNUSED = (
 PLACING = ("sharding_types", "min_partition")
 #: Fields of constraints that are not priced.
 _UNUSED_CONSTRAINTS = (
-    *("batch_sizes", "enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype"),
+    *("batch_sizes", "enforce_hbm", "stochastic_rounding", "bounds_check_mode"),
     *("device_group", "key_value_params"),
 )
 #: All fields of TorchRec that are known, ``name`` and ``pooling`` apart, which are perfkit's, too.
@@ -92,6 +98,8 @@ class TorchrecFields(NamedTuple):
         TorchRec's compute kernel; None if it is not known.
     unused : list of str
         Fields of TorchRec that have a value and are not used.
+    output_dtype : str
+        Format of pooled rows: FBGEMM writes fp32 where nobody says another one.
     """
 
     columns: dict[str, Any]
@@ -99,6 +107,7 @@ class TorchrecFields(NamedTuple):
     is_pooled: bool | None
     kernel: str | None
     unused: list[str]
+    output_dtype: str = OUTPUT_DTYPE
 
 
 def is_torchrec(names: Iterable[Any]) -> bool:
@@ -134,7 +143,7 @@ def translate_fields(values: Mapping[str, Any]) -> TorchrecFields:
     ...     "feature_names": ["clicks", "likes"], "pooling_factors": [20.0, 3.0], "weight_init_max": 0.1,
     ... })
     >>> fields.columns
-    {'name': 'user', 'num_embeddings': 1000, 'embedding_dim': 64, 'itemsize': 2, 'pooling': 23.0}
+    {'name': 'user', 'num_embeddings': 1000, 'embedding_dim': 64, 'dtype': 'fp16', 'pooling': 23.0}
     >>> fields.features, fields.unused
     (2, ['weight_init_max'])
     """
@@ -160,7 +169,7 @@ def translate_fields(values: Mapping[str, Any]) -> TorchrecFields:
             unused.append(name)
     columns |= {name: told[name] for name in _SIZES if name in told}
     if "data_type" in told:
-        _put(columns, "itemsize", _count_bytes(told["data_type"]), "data_type")
+        _put_format(columns, told["data_type"])
     lookups = _count_lookups(told, features)
     if lookups is not None:
         _put(columns, "pooling", lookups, "pooling_factor")
@@ -175,7 +184,12 @@ def translate_fields(values: Mapping[str, Any]) -> TorchrecFields:
             _put(columns, "load_factor", load_factor, "cache_params")
         else:
             unused.append("cache_params")
-    return TorchrecFields(columns, features, is_pooled, kernel, unused)
+    output_dtype = OUTPUT_DTYPE
+    if "output_dtype" in told:
+        name = _name_member(told["output_dtype"])
+        output_dtype = _FORMATS[check_choice("output_dtype", name, _FORMATS)]
+        check_choice("output_dtype", output_dtype, OUTPUT_FORMATS)
+    return TorchrecFields(columns, features, is_pooled, kernel, unused, output_dtype)
 
 
 def find_kernel(torchrec_name: str | None) -> str:
@@ -244,22 +258,6 @@ def warn_of(place: str, notes: Sequence[str], *, stacklevel: int) -> None:
         warnings.warn(text, UserWarning, stacklevel=stacklevel + 1)
 
 
-def check_number_sizes(place: str, tables: Sequence[EmbeddingTable]) -> None:
-    """Refuse tables with numbers of several sizes, which a set cannot have, by the tables' names."""
-    first_of_size: dict[Any, EmbeddingTable] = {}
-    for table in tables:
-        first_of_size.setdefault(table.itemsize, table)
-    if len(first_of_size) < 2:
-        return
-    named = " and ".join(
-        f"{size} B ({show(table.name)} first)" for size, table in sorted(first_of_size.items())
-    )
-    raise ValueError(
-        f"{place} has tables with numbers of {named}; one kernel reads numbers of one size: read the "
-        "tables of each data_type by themselves"
-    )
-
-
 def name_fields(names: Iterable[str]) -> str:
     """Names of fields in one line, each once and in the order of their first use."""
     return escape(", ".join(dict.fromkeys(names)), 400)
@@ -310,15 +308,22 @@ def _is_pooling_type(value: Any) -> bool:
     return _name_member(value) in _POOLING_TYPES
 
 
-def _count_bytes(data_type: Any) -> int:
-    """Bytes of one number [B]."""
+def _put_format(columns: dict[str, Any], data_type: Any) -> None:
+    """Put the format of numbers, or their bytes, into columns that must still be free."""
     name = _name_member(data_type)
     if name in _PARTS_OF_BYTES:
         raise ValueError(
             f"data_type is {name}, less than a byte for a number; perfkit prices numbers of 1, 2, 4 and "
             "8 B: give INT8 for an upper bound"
         )
-    return _BYTES[check_choice("data_type", name, _BYTES)]
+    check_choice("data_type", name, (*_FORMATS, *_BYTES))
+    for column in ("itemsize", "dtype"):
+        if column in columns:
+            _put(columns, column, None, "data_type")
+    if name in _BYTES:
+        columns["itemsize"] = _BYTES[name]
+    else:
+        columns["dtype"] = _FORMATS[name]
 
 
 def _read_list(value: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from perfkit.ground.units import check_choice
+from perfkit.ground.units import check_choice, show
 from perfkit.models.optimizers import find_optimizer
 from perfkit.recording.convolutions import Residual, build_net
 from perfkit.workloads.dlrm import DLRM
@@ -447,9 +447,9 @@ def _all_reduce(parameters: Sequence[nn.Parameter]) -> None:
 def _check_tables(model: DLRM) -> None:
     """Check that tables have the data type of all other weights."""
     of_weights = "fp32" if model.mixed else model.dtype
-    if DTYPES[model.table_dtype] != DTYPES[of_weights]:
+    if any(DTYPES.get(table.number_format) != DTYPES[of_weights] for table in model.tables):
         raise ValueError(
-            f"table_dtype is {model.table_dtype!r}; only {of_weights!r}, that of other weights, is "
+            f"table_dtype is {show(model.table_dtype)}; only {of_weights!r}, that of other weights, is "
             "measured, other values are predicted"
         )
     for table in model.tables:

@@ -30,6 +30,7 @@ from perfkit.workloads.tables import (
     EmbeddingTable,
     TableSet,
     keep_hottest,
+    list_formats,
     put_on_device,
     share_lookups,
     take_part,
@@ -298,6 +299,9 @@ class Costs:
         self.ranks_per_node = min(platform.network.ranks_per_node, ranks)
         self.accelerated = platform.device.kind != "cpu"
         self.fused = workload.embedding != "separate"
+        #: Formats of the numbers of tables, each of which has kernels of its own where one looks up
+        #: all tables of a format [-].
+        self.formats = len(list_formats(workload.tables))
         #: Work of a rank without tables; None if there is none.
         self.rest: Graph | None = self._record_rest()
         self.footprint = self.rest.footprint if self.rest else 0.0
@@ -353,7 +357,8 @@ class Costs:
         return self.iteration.get("per_collective", 0.0) + self.iteration.get("per_resume", 0.0)
 
     def launch(self) -> Array:
-        """Time to start the kernels that work on all tables of a rank, by `SECONDS` [s]."""
+        """Time to start the kernels that work on all tables of a rank, by `SECONDS` [s]. Each rank
+        is taken to have tables of all formats."""
         no_tables = DividedTables([], self.workload.batch, copied=False, cache_scale=1.0)
         launch = self._time(no_tables, self._price_tables(no_tables)).launch
         starts = start_kernels(self.workload.tables)
@@ -573,8 +578,11 @@ class Costs:
             empty_time = time[-1]
             seconds[:, cost] += np.maximum(time - empty_time, 0.0)
             if label.phase != "update":  # dense weights start that kernel in any case
-                launch[cost] += empty_time
-                launch[Cost.HOST] += host_time
+                kernels = 1
+                if work in (Work.LOOKUP, Work.BACKWARD):
+                    kernels = self.formats
+                launch[cost] += kernels * empty_time
+                launch[Cost.HOST] += kernels * host_time
         # a fused backward pass updates the rows as well
         updates_in_backward = self.fused and not divided.copied
         updating = Cost.BACKWARD if updates_in_backward else Cost.UPDATE
@@ -627,7 +635,7 @@ class Costs:
         """Bytes that an update moves (gradient, weights, optimizer states), relative to plain SGD
         [-]."""
         sector_bytes = 32.0 if self.accelerated else 64.0
-        row_bytes = np.array([float(t.itemsize * t.dim) for t in divided.tables])
+        row_bytes = np.array([float(t.row_bytes) for t in divided.tables])
         traffic = row_traffic(row_bytes, 1, sector_bytes)
         optimizer = find_optimizer(_name_optimizer(self.workload, divided))
         state_traffic = optimizer.row_state_bytes(traffic, sector_bytes)
@@ -636,10 +644,19 @@ class Costs:
 
 
 def _sort(tables: Sequence[EmbeddingTable]) -> np.ndarray:
-    """Numbers of the tables sorted by rows, columns, lookups, weights of lookups and law; equal ones
-    stay in their order."""
+    """Numbers of the tables sorted by rows, columns, lookups, weights of lookups, bytes of a row and
+    law; equal ones stay in their order."""
     sizes = [
-        (t.load_factor or 0.0, t.host_bytes, t.weighted, t.exponent, t.pooling, t.dim, t.rows)
+        (
+            t.row_bytes,
+            t.load_factor or 0.0,
+            t.host_bytes,
+            t.weighted,
+            t.exponent,
+            t.pooling,
+            t.dim,
+            t.rows,
+        )
         for t in tables
     ]
     keys = np.array(sizes, dtype=float).T
@@ -654,11 +671,15 @@ def _sort(tables: Sequence[EmbeddingTable]) -> np.ndarray:
 
 
 def _stack_tables(tables: Sequence[EmbeddingTable], itemsize: int) -> EmbeddingTable:
-    """The tables, and an empty one at the end, as one whose sizes are arrays."""
+    """The tables, and an empty one at the end, as one whose sizes are arrays; the empty one has
+    numbers of `itemsize` [B]."""
     sizes: list[tuple[float, float, float]] = [(t.rows, t.dim, t.pooling) for t in tables]
     sizes.append((1.0, 1.0, 1.0))
     rows, dim, pooling = np.array(sizes).T
     stack = EmbeddingTable(rows, dim, pooling, itemsize=itemsize)
+    itemsizes = np.array([*(table.itemsize for table in tables), itemsize])
+    if (itemsizes != itemsize).any():
+        stack = alter(stack, {"itemsize": itemsizes})
     weighted = np.array([*(table.weighted for table in tables), False])
     if weighted.any():
         stack = alter(stack, {"weighted": weighted})
@@ -670,8 +691,7 @@ def _record(costs: Costs, divided: DividedTables) -> RecordedTables:
     workload, copied = costs.workload, divided.copied
     count = len(divided.tables)
     is_empty_table = np.arange(count + 1) == count
-    itemsize = workload.tables[0].itemsize
-    narrow = ITEMSIZE[workload.dtype] if isinstance(workload, DLRM) else itemsize
+    narrow = ITEMSIZE[workload.dtype] if isinstance(workload, DLRM) else workload.pooled_itemsize
     tape = Tape(narrow, mixed=getattr(workload, "mixed", False))
     works = list[Work]()
 
@@ -679,7 +699,7 @@ def _record(costs: Costs, divided: DividedTables) -> RecordedTables:
         """Say what the operations do that were recorded since the last note."""
         works.extend([work] * (len(tape.operations) - len(works)))
 
-    stack = _stack_tables(divided.tables, itemsize)
+    stack = _stack_tables(divided.tables, workload.tables[0].itemsize)
     samples = float(divided.samples) * ~is_empty_table
     [pooled] = layers.embedding_bags(tape, workload, [stack], samples, copied=copied)
     note(Work.LOOKUP)
@@ -770,11 +790,11 @@ def _name_optimizer(workload: DLRM | TableSet, divided: DividedTables) -> str:
 def _measure_bytes(workload: DLRM | TableSet, divided: DividedTables) -> Array:
     """Bytes of each table by `Cost`; the seconds are still zero."""
     tables, samples = divided.tables, divided.samples
-    sizes = [(t.rows, t.dim, t.pooling, t.itemsize) for t in tables]
-    rows, dim, pooling, itemsize = np.array(sizes, dtype=float).T
+    sizes = [(t.rows, t.dim, t.pooling, t.itemsize, t.row_bytes) for t in tables]
+    rows, dim, pooling, itemsize, row_bytes = np.array(sizes, dtype=float).T
     lookups = samples * pooling
-    weights = rows * dim * itemsize
-    outputs = samples * dim * itemsize
+    weights = rows * row_bytes
+    outputs = samples * dim * workload.pooled_itemsize
     lookup_bytes = np.array([table.lookup_bytes for table in tables], dtype=float)
     inputs = lookup_bytes * lookups + INDEX_BYTES * samples
     fused = workload.embedding != "separate"
@@ -783,7 +803,7 @@ def _measure_bytes(workload: DLRM | TableSet, divided: DividedTables) -> Array:
     elif fused:  # the backward pass updates the rows
         weight_gradients = np.zeros_like(weights)
     else:
-        weight_gradients = lookups * (dim * itemsize + INDEX_BYTES)
+        weight_gradients = lookups * (dim * workload.pooled_itemsize + INDEX_BYTES)
     costs = np.zeros((len(tables), len(Cost)))
     if divided.copied:
         costs[:, Cost.AVERAGED] = weights

@@ -432,7 +432,7 @@ def _note_full_host(problem: Problem, plan: Plan) -> tuple[str, ...]:
         if not table.host_bytes:
             continue
         for shard in placement.cut(table, number):
-            nbytes = shard.rows * shard.columns * table.itemsize
+            nbytes = shard.rows * (shard.columns * table.itemsize + table.scale_bytes)
             of_rank[shard.rank] += copies * nbytes
     share = find_host_share(problem.costs.platform, plan.ranks)
     fullest = int(np.argmax(of_rank))

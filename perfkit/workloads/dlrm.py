@@ -36,7 +36,12 @@ from perfkit.workloads.sizes import check_ranks, check_size
 from perfkit.workloads.stand_ins import StandIns
 from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
 from perfkit.workloads.table_kernels import FUSED
-from perfkit.workloads.tables import EmbeddingTable, keep_hottest, share_lookups
+from perfkit.workloads.tables import (
+    NUMBER_FORMATS,
+    EmbeddingTable,
+    keep_hottest,
+    share_lookups,
+)
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
 
 #: Most layers of an MLP, and most tables of a model [-]; so many tables take some ten seconds.
@@ -133,7 +138,15 @@ def _check_optimizer(optimizer: str, embedding: str, *, sparse: bool, fused: boo
         raise ValueError(f"{fault}; gradients of the same row must be added up first; {advice}")
 
 
-def _make_tables(of_each: dict[str, Any], width: Any, itemsize: int) -> tuple[EmbeddingTable, ...]:
+def _read_formats(table_dtype: Any) -> Any:
+    """Format of the numbers of all tables, or of each; TF32 is a format of products alone."""
+    if not is_listed(table_dtype):
+        known = check_choice("table_dtype", table_dtype, (*NUMBER_FORMATS, "tf32"))
+        return "fp32" if known == "tf32" else known
+    return [_read_formats(one) for one in table_dtype]
+
+
+def _make_tables(of_each: dict[str, Any], width: Any) -> tuple[EmbeddingTable, ...]:
     """The tables of a model; fields of `EmbeddingTable`, of which rows are the first, are one value
     for all tables, or one for each."""
     columns, count = [], 1
@@ -157,9 +170,7 @@ def _make_tables(of_each: dict[str, Any], width: Any, itemsize: int) -> tuple[Em
     tables = []
     for number, values_of_table in enumerate(zip(*columns, strict=True)):
         fields_of_table = dict(zip(of_each, values_of_table, strict=True))
-        table = EmbeddingTable(
-            dim=width, itemsize=itemsize, name=f"table {number}", **fields_of_table
-        )
+        table = EmbeddingTable(dim=width, name=f"table {number}", **fields_of_table)
         tables.append(table)
     return tuple(tables)
 
@@ -256,9 +267,9 @@ class DLRM:
         gradients (epilogues of cuBLASLt), as HugeCTR's ``FusedInnerProduct`` does. Only the last
         layer of an MLP has kernels of its own for these gradients. Not with `mixed`, nor with MLPs
         that ranks share.
-    table_dtype : str
-        Data type of the tables, by default that of weights; pooled rows have the data type of
-        activations.
+    table_dtype : str or sequence of str
+        Data type of the tables, or of each table, by default that of weights; see
+        `EmbeddingTable.dtype`. Pooled rows have the data type of activations whatever tables hold.
     pipeline : str
         How inputs arrive. ``local``: they are no part of the step, as the data loader of a rank has
         put the indices of its own tables on the device. ``serial``: each step copies its batch to
@@ -302,7 +313,7 @@ class DLRM:
     interaction: str
     cross: tuple[int, int]
     overlap: bool
-    table_dtype: str
+    table_dtype: str | tuple[str, ...]
     separate_exchange: bool = False
     reduction: str = "buckets"
     delay_weights: bool = False
@@ -340,7 +351,7 @@ class DLRM:
         reduction: str = "buckets",
         delay_weights: bool = False,
         epilogues: bool = False,
-        table_dtype: str = "",
+        table_dtype: str | Sequence[str] = "",
         pipeline: str = "local",
         table_optimizer: str | None = None,
     ) -> None:
@@ -374,10 +385,9 @@ class DLRM:
         if mixed and epilogues:
             fault = "epilogues is True and mixed, too, which casts between products"
             raise ValueError(f"{fault}; take dtype and table_dtype in place of mixed")
-        check_type("table_dtype", table_dtype, str)
-        if not table_dtype:
+        if not is_listed(table_dtype) and not table_dtype:
             table_dtype = "fp32" if mixed else dtype
-        check_choice("table_dtype", table_dtype, ITEMSIZE)
+        format_of_tables = _read_formats(table_dtype)
         optimizer = choose("optimizer", optimizer)
         of_rows = optimizer if table_optimizer is None else table_optimizer
         _check_optimizers(optimizer, of_rows, embedding, sparse=sparse, fused=fused)
@@ -397,8 +407,9 @@ class DLRM:
             "managed_collision": managed_collision,
             "kernel": kernel,
             "load_factor": load_factor,
+            "dtype": format_of_tables,
         }
-        tables = _make_tables(of_each_table, width, ITEMSIZE[table_dtype])
+        tables = _make_tables(of_each_table, width)
         batch = check_size("batch", batch)
         bottom = _end_with("bottom", choose("bottom", bottom), width)
         top = _end_with("top", choose("top", top), 1)
@@ -423,7 +434,7 @@ class DLRM:
             interaction=interaction,
             cross=(cross_layers, cross_rank),
             overlap=overlap,
-            table_dtype=table_dtype,
+            table_dtype=tuple(table_dtype) if is_listed(table_dtype) else table_dtype,
             separate_exchange=separate_exchange,
             reduction=reduction,
             delay_weights=delay_weights,
@@ -431,6 +442,11 @@ class DLRM:
             pipeline=pipeline,
             family="dlrm",
         )
+
+    @property
+    def pooled_itemsize(self) -> int:
+        """Bytes of a number of pooled rows, and of their gradients [B]."""
+        return 4 if self.mixed else ITEMSIZE[self.dtype]
 
     @property
     def description(self) -> str:
@@ -946,6 +962,7 @@ def _describe_sizes(local: LocalTables) -> tuple[Any, ...]:
         (
             table.rows,
             table.dim,
+            table.number_format,
             table.pooling,
             table.exponent,
             table.law,
@@ -964,7 +981,7 @@ def _describe_operations(local: LocalTables) -> tuple[Any, ...]:
     up for the whole batch. Gradients of copies are reduced in buckets, which depend on their rows."""
     groups = [(summed.group, len(summed.tables)) for summed in local.summed]
     widths = [
-        (table.dim, table.itemsize, table.weighted, table.managed_collision)
+        (table.dim, table.number_format, table.weighted, table.managed_collision)
         for table in local.of_whole_batch
     ]
     return (

@@ -1193,6 +1193,8 @@ class TableLookup:
     weighted : bool or array of bool, optional
         Whether each row is multiplied by a weight of its lookup; an array says it of several tables
         that are recorded as one.
+    number_format : str, optional
+        Format of the numbers of the table, see `perfkit.workloads.tables.EmbeddingTable`.
 
     Attributes
     ----------
@@ -1213,8 +1215,10 @@ class TableLookup:
         bags: Any,
         *,
         weighted: Any = False,
+        number_format: str = "",
     ) -> None:
         self.weight = weight
+        self.number_format = number_format
         self.rows, self.dim = weight.shape
         self.lookups, self.bags = lookups, bags
         self.launches = 1
@@ -1286,6 +1290,7 @@ class FusedEmbeddings:
     """Sum-pooled lookups of several tables in one kernel, as in FBGEMM: `fused_embeddings`.
     Backward: one kernel, `fused_embeddings_backward`, which computes gradients as large as the
     tables. Both are recorded as one operation for each table, of which the first starts the kernel.
+    Tables whose numbers have another format have a kernel of their own.
 
     Where lookups have weights, another kernel of the backward pass, `fused_embeddings_weights`,
     reads their rows once more and computes the gradients of these weights: FBGEMM does so whether
@@ -1306,8 +1311,11 @@ class FusedEmbeddings:
 
     def __init__(self, lookups: Sequence[TableLookup]) -> None:
         self.lookups = lookups
-        for lookup in lookups[1:]:  # the kernel of the first table does these too
-            lookup.launches = 0
+        started = set[str]()
+        for lookup in lookups:
+            if lookup.number_format in started:  # the kernel of a table before does it, too
+                lookup.launches = 0
+            started.add(lookup.number_format)
 
     def apply(self, tape: Tape) -> list[Tensor]:
         """Append the forward pass, and note the backward pass.
@@ -1353,10 +1361,12 @@ class FusedEmbeddings:
 
     def _return_weights(self, tape: Tape) -> None:
         """Compute the gradients of the weights of lookups that have some, in one kernel."""
-        launches = 1
+        started = set[str]()
         for lookup, pooled in zip(self.lookups, self.pooled, strict=True):
             if lookup.weights is None:
                 continue
+            launches = 0 if lookup.number_format in started else 1
+            started.add(lookup.number_format)
             tape.emit(
                 "fused_embeddings_weights",
                 "embedding_forward",
@@ -1367,7 +1377,6 @@ class FusedEmbeddings:
                 launches=launches,
                 is_call=launches > 0,
             )
-            launches = 0
 
     def _return_bags(self, tape: Tape, lookup: TableLookup, dy: Tensor) -> None:
         """Compute the gradient of one table."""

@@ -499,7 +499,7 @@ def embedding_bags(
     """Sum-pooled lookups of tables, one bag for each sample.
 
     With ``separate`` embeddings each table is looked up by a kernel, and its gradient has one row
-    per lookup or is as large as the table. Otherwise one kernel looks up all tables. Its backward
+    per lookup or is as large as the table. Otherwise one kernel looks up all tables of a format. Its backward
     pass updates a row for each of its lookups (``fused``), or sorts the lookups and updates each
     distinct row once (``exact``; ``hash`` searches it in a hash table first). Tables that are `copied`
     to all ranks have gradients as large as themselves, which are averaged. Of the last `unpooled`
@@ -518,7 +518,15 @@ def embedding_bags(
         is_pooled = position < len(tables) - unpooled
         results = bags if is_pooled else count
         lookups.append(
-            TableLookup(tape, weight, weight.table_number, count, results, weighted=table.weighted)
+            TableLookup(
+                tape,
+                weight,
+                weight.table_number,
+                count,
+                results,
+                weighted=table.weighted,
+                number_format=table.number_format,
+            )
         )
         if table.managed_collision:
             _remap_ids(tape, table, bags, lookups[-1])
@@ -593,18 +601,18 @@ def _find_traffic(count: Callable[..., Any], table: EmbeddingTable, bags: Any, *
 def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
     """Bytes moved by a sort and one update of each distinct row and its states, without the
     gradient of the output."""
-    lookups, row = round_size(bags * table.pooling), row_traffic(table.dim, table.itemsize, 32)
+    lookups, row = round_size(bags * table.pooling), row_traffic(table.row_bytes, 1.0, 32)
     unique = _count_distinct(table, lookups)
     whole = exact_backward_bytes(
         unique,
         bags,
         lookups,
-        table.dim,
-        itemsize=table.itemsize,
+        table.row_bytes,
+        itemsize=1.0,
         weighted=1.0 * table.weighted,
     )
     state = find_optimizer(optimizer).row_state_bytes(row, 32.0)
-    return np.rint(whole - bags * table.dim * table.itemsize + 2.0 * unique * state)
+    return np.rint(whole - bags * table.row_bytes + 2.0 * unique * state)
 
 
 def exchange(

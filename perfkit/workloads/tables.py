@@ -35,6 +35,13 @@ from perfkit.workloads.managed_collisions import MANAGED_COLLISIONS, check_manag
 from perfkit.workloads.sizes import check_number, check_size, select_sizes
 from perfkit.workloads.table_kernels import FUSED, LOAD_FACTOR, TABLE_KERNELS
 
+#: Bytes of a number in each format that tables have [B]. Sizes alone stand for the first of them.
+NUMBER_FORMATS = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+_FORMAT_OF_SIZE = {8: "fp64", 4: "fp32", 2: "fp16", 1: "fp8"}
+#: Formats that kernels write pooled rows in.
+OUTPUT_FORMATS = ("fp32", "fp16", "bf16")
+#: Bytes of scale and bias of a row, which FBGEMM keeps beside its numbers [B].
+_SCALE_BYTES = {"int8": 8}
 #: Bytes of an index and of an offset, which are int64 in PyTorch, and of the weight of a lookup, which
 #: is fp32 in TorchRec whatever the table holds: FBGEMM's ``indice_weights`` [B].
 INDEX_BYTES, SAMPLE_WEIGHT_BYTES = 8, 4
@@ -54,8 +61,8 @@ class EmbeddingTable:
         Lookups per sample, the pooling factor [-].
     exponent : float
         Zipf exponent of the row popularity, 0 for uniform [-].
-    itemsize : int
-        Bytes of one number [B].
+    itemsize : int, optional
+        Bytes of one number; by default those of `dtype`, and 4 without one [B].
     name : str
         Name shown in tables and plans.
     law : Uniform, Zipf or ReuseHistogram, optional
@@ -84,17 +91,24 @@ class EmbeddingTable:
         Whether the rows of a sample are added up, as in TorchRec's ``EmbeddingBagCollection``. Those of
         an ``EmbeddingCollection`` are not: it takes fewer kinds of placement, and `perfkit.shard` leaves
         out the others. No time depends on it.
+    dtype : str
+        Format of the numbers: ``fp64``, ``fp32``, ``fp16``, ``bf16``, ``fp8``, or ``int8``, whose rows
+        have 8 B of scale and bias more. By default that of `itemsize`, where 2 B are ``fp16`` and 1 B
+        is ``fp8``. One kernel looks up tables of one format.
 
     Raises
     ------
     ValueError
-        For sizes that are not above zero, a law of fewer rows than the table, an unknown kernel,
+        For sizes that are not above zero, a format of another size than `itemsize`, a law of fewer
+        rows than the table, an unknown kernel,
         and a load factor that is not above 0 and at most 1, or of a kernel without a cache.
 
     Examples
     --------
     >>> EmbeddingTable(1_000_000, 64, pooling=8).nbytes
     256000000
+    >>> EmbeddingTable(1_000_000, 64, dtype="int8").row_bytes
+    72
     >>> EmbeddingTable(1_000_000, 64, kernel="uvm_caching").load_factor
     0.2
     >>> EmbeddingTable(1000, 16, law=Zipf(1000, 1.1, heavy_hitters=(0.3,))).exponent
@@ -105,7 +119,7 @@ class EmbeddingTable:
     dim: int
     pooling: float = 1.0
     exponent: float = 0.0
-    itemsize: int = 4
+    itemsize: int = None  # type: ignore[assignment]  # which is set at once
     name: str = ""
     law: Distribution | None = field(default=None, repr=False)
     spread: float = field(default=0.0, repr=False)
@@ -115,8 +129,10 @@ class EmbeddingTable:
     weighted: bool = field(default=False, repr=False)
     managed_collision: str = field(default="", repr=False)
     pooled: bool = field(default=True, repr=False)
+    dtype: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
+        set_fields(self, itemsize=_find_itemsize(self.dtype, self.itemsize))
         for size in ("rows", "dim", "itemsize"):  # Python integers do not overflow
             set_fields(self, **{size: check_size(size, getattr(self, size))})
         pooling = check_number("pooling", self.pooling)
@@ -146,7 +162,25 @@ class EmbeddingTable:
     @property
     def nbytes(self) -> int:
         """Bytes of the weights [B]."""
-        return self.rows * self.dim * self.itemsize
+        return self.rows * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, with its scale and bias if it has them [B]."""
+        return self.dim * self.itemsize + self.scale_bytes
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of scale and bias of one row [B]."""
+        return _SCALE_BYTES.get(self.dtype, 0)
+
+    @property
+    def number_format(self) -> str:
+        """Format of the numbers; one that was not given follows from their size."""
+        if self.dtype:
+            return self.dtype
+        known = _FORMAT_OF_SIZE.get(self.itemsize) if isinstance(self.itemsize, int) else None
+        return known or f"{self.itemsize} B"
 
     @property
     def id_bytes(self) -> int:
@@ -182,6 +216,19 @@ class EmbeddingTable:
         if self.law is not None:
             return self.law.resize(self.rows)
         return Zipf(self.rows, self.exponent) if self.exponent else Uniform(self.rows)
+
+
+def _find_itemsize(dtype: str, itemsize: Any) -> Any:
+    """Bytes of one number of a table, from its format if that is given [B]."""
+    check_type("dtype", dtype, str)
+    if not dtype:
+        return 4 if itemsize is None else itemsize
+    known = NUMBER_FORMATS[check_choice("dtype", dtype, NUMBER_FORMATS)]
+    if itemsize is not None and read_number(itemsize) != known:
+        raise ValueError(
+            f"itemsize is {show(itemsize)} and dtype {dtype!r}, whose numbers have {known} B; give one of them"
+        )
+    return known
 
 
 def _check_load_factor(kernel: str, load_factor: Any) -> float | None:
@@ -254,12 +301,16 @@ class TableSet(Tabular):
         What updates the rows, a key of `perfkit.models.optimizers.OPTIMIZERS`.
     name : str
         Name shown in results.
+    output_dtype : str
+        Format of pooled rows and their gradients, in which they are exchanged; by default that of the
+        table with the largest numbers. FBGEMM, and so TorchRec, takes ``fp32`` where nobody says
+        another ``output_dtype``, whatever the tables hold.
 
     Raises
     ------
     ValueError
-        For no table, two tables of one name, numbers of different size, more lookups per sample
-        than rows, and unknown settings.
+        For no table, two tables of one name, more lookups per sample than rows, and unknown
+        settings.
 
     Examples
     --------
@@ -275,6 +326,7 @@ class TableSet(Tabular):
     sparse: bool = True
     optimizer: str = "sgd"
     name: str = "tables"
+    output_dtype: str = ""
     #: Workload family, by which platforms are calibrated.
     family: ClassVar[str] = "dlrm"
 
@@ -283,10 +335,6 @@ class TableSet(Tabular):
         check_type("tables", tables, Sequence[EmbeddingTable])
         if not len(tables):
             raise ValueError("tables is empty; it must hold at least one EmbeddingTable")
-        sizes = {table.itemsize for table in tables}
-        if len(sizes) > 1:
-            several = " and ".join(map(str, sorted(sizes)))
-            raise ValueError(f"itemsize is {several}; one kernel reads numbers of one size")
         names = name_tables(tables)
         if len(set(names)) < len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
@@ -305,12 +353,22 @@ class TableSet(Tabular):
         find_optimizer(self.optimizer, rows=True)
         check_type("sparse", self.sparse, bool)
         check_type("name", self.name, str)
+        check_type("output_dtype", self.output_dtype, str)
+        if self.output_dtype:
+            check_choice("output_dtype", self.output_dtype, OUTPUT_FORMATS)
         set_fields(self, tables=tuple(tables))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all weights [B]."""
         return sum(table.nbytes for table in self.tables)
+
+    @property
+    def pooled_itemsize(self) -> int:
+        """Bytes of a number of pooled rows, and of their gradients [B]."""
+        if self.output_dtype:
+            return NUMBER_FORMATS[self.output_dtype]
+        return max(table.itemsize for table in self.tables)
 
     def table(self) -> Table:
         """The tables as a Polars frame.
@@ -355,6 +413,32 @@ class TableSet(Tabular):
 
     def __repr__(self) -> str:
         return f"TableSet({self.headline()})"
+
+
+def list_formats(tables: Sequence[EmbeddingTable]) -> list[str]:
+    """Formats of the numbers of tables, each once: FBGEMM has a kernel for each.
+
+    Parameters
+    ----------
+    tables : sequence of EmbeddingTable
+        The tables.
+
+    Returns
+    -------
+    formats : list of str
+        In the order of the tables.
+
+    References
+    ----------
+    .. [1] meta-pytorch/torchrec, torchrec/distributed/embedding_sharding.py, ``group_tables``
+
+    Examples
+    --------
+    >>> wide, narrow = EmbeddingTable(1000, 64), EmbeddingTable(10, 16, dtype="fp16")
+    >>> list_formats([wide, narrow, wide])
+    ['fp32', 'fp16']
+    """
+    return list(dict.fromkeys(table.number_format for table in tables))
 
 
 def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:

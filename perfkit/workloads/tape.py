@@ -218,10 +218,11 @@ class Tape:
         #: Mask of causal attention whose scores are in memory, which they share, too.
         self.mask: Tensor | None = None
 
-    def tensor(self, *shape: Any, itemsize: int = 0, needs_gradient: bool = False) -> Tensor:
+    def tensor(self, *shape: Any, itemsize: Any = None, needs_gradient: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
         storage = self._add_storage()
-        return Tensor(storage, shape, itemsize or self.itemsize, needs_gradient, self.layer)
+        size = self.itemsize if itemsize is None else itemsize
+        return Tensor(storage, shape, size, needs_gradient, self.layer)
 
     def share_angles(self, rows: Any, numbers: Any) -> Tensor:
         """Angles of positions, `numbers` of each of `rows`: those of the first layer that asks, as
@@ -237,7 +238,7 @@ class Tape:
             self.mask = self._make_shared(sequence, sequence)
         return self.mask
 
-    def _make_shared(self, *shape: Any, itemsize: int = 0) -> Tensor:
+    def _make_shared(self, *shape: Any, itemsize: Any = None) -> Tensor:
         """A tensor of no layer."""
         layer, self.layer = self.layer, None
         shared = self.tensor(*shape, itemsize=itemsize)
@@ -261,14 +262,15 @@ class Tape:
         """The weights that are trained; frozen ones have no gradient."""
         return [weight for weight in self.weights if weight.needs_gradient]
 
-    def parameter(self, *shape: Any, itemsize: int = 0, is_adapter: bool = False) -> Weight:
+    def parameter(self, *shape: Any, itemsize: Any = None, is_adapter: bool = False) -> Weight:
         """A weight: a new one, or the known one if layers are recorded again, see
         `reuse_weights`. It is trained, unless adapters alone are and it is none."""
         position = self._next_weight
         self._next_weight += 1
         if position == len(self.weights):
             trained = is_adapter or not self.trains_adapters_alone
-            weight = self._make_weight(shape, itemsize or self.wide, self.layer, trained=trained)
+            size = self.wide if itemsize is None else itemsize
+            weight = self._make_weight(shape, size, self.layer, trained=trained)
             weight.module = self.module
             self.weights.append(weight)
             return weight

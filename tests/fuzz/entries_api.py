@@ -107,7 +107,7 @@ DLRM = {
     "reduction": ("buckets", "grouped"),
     "delay_weights": MOSTLY_FALSE,
     "epilogues": MOSTLY_FALSE,
-    "table_dtype": ("fp32", "bf16"),
+    "table_dtype": ("fp32", "bf16", ["fp16", "int8"]),
     "pipeline": ("local", "local", "serial", "base", "sparse_dist"),
     "table_optimizer": (None, None, "rowwise_adagrad", "sgd"),
 }
@@ -213,6 +213,7 @@ TABLE = {
     "weighted": False,
     "managed_collision": ("", "", "zch", "mpzch"),
     "pooled": (True, True, False),
+    "dtype": ("", "", "fp32", "fp16"),
 }
 LAYERS = {"layers": (*[1, 2, 3] * 5, 10**400)}
 dlrm = Call(pk.DLRM, {"rows": ([1000, 10**6], [2**31, 4])}, DLRM)

@@ -11,6 +11,7 @@ import numpy as np
 import perfkit as pk
 from perfkit.workloads.placement_kinds import KIND_OF_NAME, KINDS
 from perfkit.workloads.table_kernels import TABLE_KERNELS
+from perfkit.workloads.tables import NUMBER_FORMATS
 from perfkit.workloads.torchrec_format import COLUMN_MULTIPLE
 from tests.fuzz.damage import Rng, choose
 from tests.fuzz.harness import Entry, Nonsense
@@ -80,6 +81,7 @@ def draw_task(rng: Rng, most: int = 5) -> Task:
             top=[64],
             features=13,
             fused=bool(rng.random() < 0.5),
+            table_dtype=_draw_formats(rng, len(tables)),
         )
         return Task(model, platform, ranks, inputs, min_columns)
     way = choose(rng, ({"embedding": "fused"}, {}, {"sparse": False}))
@@ -89,8 +91,22 @@ def draw_task(rng: Rng, most: int = 5) -> Task:
         tables = [
             replace(table, kernel=kernel) for table, kernel in zip(tables, kernels, strict=True)
         ]
-    workload = pk.TableSet(tuple(tables), batch=batch, optimizer=optimizer, **way)
+    formats = _draw_formats(rng, len(tables))
+    tables = [
+        replace(table, itemsize=NUMBER_FORMATS[one], dtype=one)
+        for table, one in zip(tables, formats, strict=True)
+    ]
+    output = choose(rng, ("", "fp32", "bf16"))
+    workload = pk.TableSet(
+        tuple(tables), batch=batch, optimizer=optimizer, output_dtype=output, **way
+    )
     return Task(workload, platform, ranks, inputs, min_columns)
+
+
+def _draw_formats(rng: Rng, count: int) -> list[str]:
+    """Formats of the numbers of so many tables, alike or not."""
+    formats = choose(rng, (("fp32",), ("fp16",), tuple(NUMBER_FORMATS)))
+    return [choose(rng, formats) for _ in range(count)]
 
 
 def draw_plan(rng: Rng, task: Task) -> pk.Plan:
