@@ -251,6 +251,62 @@ def test_facts_belong_to_their_run(tmp_path: Path) -> None:
     assert not one.holds("run.log", len(first) + 2)
 
 
+FAILURE = "elm-1: Test NCCL failure common.cu:303 'unhandled system error'"
+
+
+def test_run_that_died_among_others_is_named(tmp_path: Path) -> None:
+    died = [*write_run(say("Using network Socket"))[:-2], FAILURE]
+    whole = write_run(say("Using network IB"))
+    path = tmp_path / "run.log"
+    for lines, start in (([*died, *whole], 1), ([*whole, *died], len(whole) + 1)):
+        path.write_text("\n".join(lines) + "\n")
+        said = f"the run of line {start} died after 1 row: line {start + 8} says .*left out"
+        with pytest.warns(LogWarning, match=said):
+            logs = read_logs(path)
+        assert len(logs.rows) == 2
+        assert [facts.network for facts in logs.facts] == ["IB"]
+        with pytest.warns(LogWarning, match="its rows are kept"):
+            logs = read_logs(path, partial=True)
+        assert len(logs.rows) == 4
+        assert [facts.holds("run.log", line) for facts in logs.facts for line in (8, 18)] == [
+            True,
+            False,
+            False,
+            True,
+        ]
+
+
+def test_run_without_a_row_and_a_command_without_a_table_are_named(tmp_path: Path) -> None:
+    whole = ["+ srun ./all_reduce_perf -b 8", *write_run()]
+    died = [START, *write_devices("elm-1", "elm-2"), FAILURE]
+    launch = ["+ srun ./all_gather_perf -b 8", "srun: error: Unable to create step for job 7: busy"]
+    path = tmp_path / "run.log"
+    path.write_text("\n".join([*whole, *died, *launch, *whole]) + "\n")
+    with pytest.warns(LogWarning) as caught:
+        logs = read_logs(path)
+    assert len(logs.rows) == 4
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == 2
+    assert "the run of line 11 printed no row: line 16 says" in texts[0]
+    assert "the command of line 17 printed no table: line 18 says 'srun: error" in texts[1]
+
+
+def test_a_run_that_is_cut_off_without_a_failure_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text("\n".join([*write_run()[:-2], *write_run()]) + "\n")
+    with pytest.raises(ValueError, match="should close the table before it"):
+        read_logs(path)
+
+
+def test_complaints_of_a_run_that_goes_on_are_no_failure(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    lines = write_run("sh: /sys/x: No such file or directory", hosts=("elm-1", "elm-2"))
+    path.write_text("\n".join([*lines, "srun: error: late", *write_run()]) + "\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(read_logs(path).rows) == 4
+
+
 def test_facts_of_a_run_that_printed_no_row_belong_to_none(tmp_path: Path) -> None:
     died = [START, *write_devices("elm-1", "elm-2"), say("Using network Socket")]
     (facts,) = read_facts(tmp_path, [*died, *write_run(say("Using network IB"))])

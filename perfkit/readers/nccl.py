@@ -349,9 +349,11 @@ def _read_text(name: str, text: str, partial: bool) -> _Content:
     if dialect is not None and not HEADER.search(text):
         return _read_dialect(dialect, file, text)
     with reading(file, ADVICE):
-        tables, facts, misfit = _find_runs(text, file)
+        tables, facts, misfit, deaths = _find_runs(text, file, partial)
         if not tables:
             _refuse_foreign(file, text)
+        for death in deaths:
+            warnings.warn(escape(f"{file}: {death}", 500), LogWarning, stacklevel=4)
         read: list[_ReadTable] = []
         try:
             for table in tables:
@@ -382,15 +384,24 @@ class _Runs(NamedTuple):
     tables: list[Table]  # of those with rows
     facts: tuple[LogFacts, ...]  # of the same
     misfit: MisfitError | None
+    deaths: list[str]  # which runs died
 
 
-def _find_runs(text: str, file: str) -> _Runs:
+def _find_runs(text: str, file: str, partial: bool) -> _Runs:
     """Find the runs with rows of a printed log or of a report in JSON."""
     if holds_report(text):
         reports = read_reports(text, file)
-        return _Runs([run for run in reports.runs if run.halves], reports.facts, reports.misfit)
+        return _Runs([run for run in reports.runs if run.halves], reports.facts, reports.misfit, [])
     found = find_tables(text)
-    return _Runs(found.tables, gather_facts(found.lines, found.runs, file), found.misfit)
+    tables = found.list_tables(partial=partial)
+    kept = {id(table) for table in tables}
+    facts = gather_facts(found.lines, found.runs, file)
+    return _Runs(
+        tables,
+        tuple(fact for run, fact in zip(found.runs, facts, strict=True) if id(run) in kept),
+        found.misfit,
+        found.describe_deaths(partial=partial) if tables else [],
+    )
 
 
 def _read_dialect(dialect: Dialect, file: str, text: str) -> _Content:

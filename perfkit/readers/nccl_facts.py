@@ -758,7 +758,7 @@ def gather_facts(
     Returns
     -------
     facts : tuple of LogFacts
-        One for each run with rows. Lines before the first run belong to the first one, lines
+        One for each run. Lines before the first run belong to the first one, lines
         between two runs to the one before.
     """
     collectors = [_Collector() for _ in runs]
@@ -773,9 +773,8 @@ def gather_facts(
     begins = [1, *(end + 1 for end in ends)]
     for run, collector, begin, end in zip(runs, collectors, begins, ends, strict=False):
         collector.add_devices(run.devices)
-        if run.halves:
-            wrong = tuple(half.line for half in run.halves if half.wrong > 0)
-            facts.append(replace(collector.finish(file, begin, end), wrong_lines=wrong))
+        wrong = tuple(half.line for half in run.halves if half.wrong > 0)
+        facts.append(replace(collector.finish(file, begin, end), wrong_lines=wrong))
     return tuple(facts)
 
 

@@ -59,6 +59,7 @@ _FAILURES = (
         r"|Invalid number of GPUs|not enough slots|Permission denied|cannot execute binary file"
         r"|Host key verification failed|Connection (?:refused|timed out)"
         r"|No such file or directory|DUE TO TIME LIMIT|CANCELLED|Killed|Aborted"
+        r"|Test timeout|MPI_ABORT|mpirun was unable|slurmstepd: error"
         r"|srun: error|exited on signal|non-zero (?:exit code|status)"
     ),
     re.compile(r"NCCL WARN"),
@@ -81,6 +82,20 @@ class Device(NamedTuple):
     bus: str | None  # PCI address as printed: 0000:1b:00, 0x1b
     name: str | None  # NVIDIA H100 80GB HBM3
     line: int
+
+
+class Failure(NamedTuple):
+    """A line that says why a run ended."""
+
+    line: int
+    text: str
+
+
+class FailedLaunch(NamedTuple):
+    """A command that printed no table, and a line that says why."""
+
+    line: int
+    failure: Failure
 
 
 class Communicator(NamedTuple):
@@ -119,6 +134,10 @@ class Table:
     start: int = 0
     place: str = "line"  # what the numbers of its halves count: lines, or results of a report
     closed: bool = False
+    end: int = 0  # line that closes it, 0 for none
+    failure: Failure | None = None  # after the last row, or after the last command
+    launches: list[FailedLaunch] = field(default_factory=list)  # before it, or after its end
+    died: bool = False  # after some rows, or before the first one
     headed: bool = False
     gpus: int = 1
     failed: bool = False  # the closing line says that results were wrong
@@ -162,6 +181,16 @@ class Table:
             f"host {most} holds {many} ranks and host {least} {few}: its times are not those of "
             "whole nodes"
         )
+
+    def describe_death(self, *, partial: bool) -> str:
+        """Say that the run died, why, and whether its rows are kept."""
+        which = f"the run of line {self.start or self.begin}"
+        why = "" if self.failure is None else f": {_quote(self.failure)}"
+        if not self.halves:
+            return f"{which} printed no row{why}"
+        rows = len({half.line for half in self.halves})
+        kept = "its rows are kept" if partial else "its rows are left out, partial=True keeps them"
+        return f"{which} died after {rows} row{'s' if rows > 1 else ''}{why}; {kept}"
 
     def read_header(self, header: str) -> bool:
         """Read the names of the columns, and return whether the first three of a block are the
@@ -291,6 +320,7 @@ def _feed(tables: list[Table], line: int, text: str) -> None:
         return
     if _FOOTER.search(text):
         table.closed = True
+        table.end = line
         table.failed = table.failed or bool(_FAILED.search(text))
         return
     start = START.search(text)
@@ -304,12 +334,28 @@ def _feed(tables: list[Table], line: int, text: str) -> None:
         return
     command = COMMAND.search(text)
     if command is not None:
+        if table.failure is not None and table.start and not table.closed:
+            table.died = True
+            table = _append_table(tables, line)
+        _note_failed_launch(table)
         table.command = command[1]
         table.command_line = line
         return
     is_open = not table.closed and (table.headed or bool(table.halves))
     if is_open and _ENDED.search(text):
         raise MisfitError(line, text, "these figures belong to no row")
+    tells_of_run = not table.closed or table.command_line > table.end
+    is_asked = tells_of_run and table.failure is None and "NCCL INFO" not in text
+    if is_asked and _FAILURES[0].search(text):
+        table.failure = Failure(line, text)
+
+
+def _note_failed_launch(table: Table) -> None:
+    """Keep the last command as one that printed no table, if a failure follows it and no run does."""
+    has_run = not table.closed and bool(table.start or table.devices or table.halves)
+    if table.failure is not None and table.command_line and not has_run:
+        table.launches.append(FailedLaunch(table.command_line, table.failure))
+        table.failure = None
 
 
 def _feed_row(table: Table, line: int, text: str, row: re.Match[str]) -> bool:
@@ -321,6 +367,7 @@ def _feed_row(table: Table, line: int, text: str, row: re.Match[str]) -> bool:
         return True
     is_first = not table.halves
     if table.take_row(line, text[row.start() :]):
+        table.failure = None
         if is_first:
             table.label = table.label or table.command
             table.command = ""
@@ -335,9 +382,12 @@ def _begin(tables: list[Table], line: int, text: str, *, header: bool = False) -
     """Return the table that starts here: the last one if it is still empty, otherwise a new one."""
     table = tables[-1]
     has_begun = table.headed if header else bool(table.halves)
-    if has_begun and not table.closed:
+    if has_begun and not table.closed and table.failure is not None:
+        table.died = True
+    elif has_begun and not table.closed:
         raise MisfitError(line, text, f"{_CLOSING} should close the table before it; {_TOGETHER}")
     failed_before = bool(table.devices or table.headed) and not header
+    table.died = table.died or (failed_before and not table.halves)
     if table.halves or table.closed or failed_before:
         table = _append_table(tables, line)
     if not header:
@@ -370,10 +420,21 @@ class Findings(NamedTuple):
     runs: list[Table]  # also those without a row
     misfit: MisfitError | None  # the first line that does not fit; no table after it is read
 
-    @property
-    def tables(self) -> list[Table]:
-        """Tables of the runs with rows."""
-        return [run for run in self.runs if run.halves]
+    def list_tables(self, *, partial: bool) -> list[Table]:
+        """Tables of the runs with rows; of those that died only where `partial` asks for them."""
+        return [run for run in self.runs if run.halves and (partial or not run.died)]
+
+    def describe_deaths(self, *, partial: bool) -> list[str]:
+        """Say which runs died, in the order of the log, and whether their rows are kept."""
+        texts = []
+        for run in self.runs:
+            for launch in run.launches:
+                texts.append(
+                    f"the command of line {launch.line} printed no table: {_quote(launch.failure)}"
+                )
+            if run.died:
+                texts.append(run.describe_death(partial=partial))
+        return texts
 
 
 def find_tables(text: str) -> Findings:
@@ -392,6 +453,11 @@ def find_tables(text: str) -> Findings:
     return Findings(lines, tables, misfit)
 
 
+def _quote(failure: Failure) -> str:
+    """A line that says why a run ended."""
+    return f"line {failure.line} says {show(failure.text.strip(), 160)}"
+
+
 def _list_lines(text: str) -> list[tuple[int, str]]:
     """Lines that hold something, with their numbers from 1."""
     plain = COLOURS.sub("", text)
@@ -404,7 +470,11 @@ def _list_lines(text: str) -> list[tuple[int, str]]:
 def _check_end(tables: Sequence[Table], lines: Sequence[tuple[int, str]]) -> None:
     """Refuse a text that ends inside of a table, or that has none."""
     last = tables[-1]
-    if last.start and not last.closed:
+    _note_failed_launch(last)
+    has_whole_table = any(table.halves and table.closed for table in tables)
+    if last.start and not last.closed and last.failure is not None and has_whole_table:
+        last.died = True
+    elif last.start and not last.closed:
         reason = f"the log ends before {_CLOSING} closes the table of line {last.start}"
         raise MisfitError(*lines[-1], reason + _quote_failure(lines, last.start))
     if lines and not any(table.halves for table in tables):

@@ -93,6 +93,27 @@ def read_facts(rng: Rng, folder: Path) -> None:
         check_facts(found, facts)
 
 
+def read_deaths(rng: Rng, folder: Path) -> None:
+    """Runs that died are named, each once, and the rows of all others are kept."""
+    tables = [draw_table(rng) for _ in range(int(rng.integers(1, 4)))]
+    lines: list[str] = []
+    deaths = 0
+    place = int(rng.integers(len(tables)))
+    for number, table in enumerate(tables):
+        for _ in range(int(rng.integers(0, 3)) if number <= place else 0):
+            died = draw_table(rng)
+            kept = int(rng.integers(0, len(died.rows())))
+            lines += [*died.head(), *died.rows()[:kept], choose(rng, FAILURES)]
+            deaths += 1
+        lines += table.lines()
+    path = folder / "run.log"
+    path.write_text("\n".join(lines) + "\n")
+    found, said = listen(lambda: read_nccl_tests(path))
+    check_rows(found, tables)
+    if sum("printed no row" in text or "died after" in text for text in said) != deaths:
+        raise Nonsense(f"{deaths} runs died: {said}")
+
+
 def make_report(rng: Rng, table: Table) -> dict[str, Any]:
     """A report of a table."""
     local = table.ranks // table.nodes
@@ -176,8 +197,15 @@ def read_damaged(rng: Rng, folder: Path) -> None:
             raise Nonsense(f"{run}")
 
 
+FAILURES = (
+    "node0: Test NCCL failure common.cu:303 'unhandled system error'",
+    "srun: error: node0: task 0: Killed",
+    "slurmstepd: error: *** JOB 7 ON node0 CANCELLED AT 2031-05-06T07:08:09 DUE TO TIME LIMIT ***",
+    "mpirun noticed that process rank 3 exited on signal 9 (Killed).",
+)
 ENTRIES: dict[str, Entry] = {
     "log-facts": Entry(read_facts, 0.4, new=True),
     "log-reports": Entry(read_reports, 0.3, new=True),
+    "log-deaths": Entry(read_deaths, 0.3, new=True),
     "log-damaged": Entry(read_damaged, 0.6, new=True),
 }
