@@ -102,3 +102,80 @@ EACH = {
     "rccl-tests (JSON)": RCCL_JSON,
     "mscclpp-test (JSON)": MSCCLPP,
 }
+
+#: Head of a log of rccl-tests, and tables with the algorithm (-M 1) and of in-place results alone (-O 0).
+RCCL_HEAD = """# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 2 minBytes 1048576 maxBytes 1048576 step: 2(factor) warmup iters: 5 iters: 20
+#
+rccl-tests: Version develop:0000000
+# Using devices
+#   Rank  0 Pid  56417 on c42f4555f685 device  0 [0002:00:00.0] AMD Instinct MI300X VF
+#   Rank  1 Pid  56417 on c42f4555f685 device  1 [0003:00:00.0] AMD Instinct MI300X VF
+RCCL version : 2.27.7-develop:0000000
+HIP version  : 7.0.51831-000000000
+ROCm version : 7.0.1.0-42-0000000
+#
+"""
+RCCL_ALGORITHMS = """#                                                    out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong     algo     proto   nchannels
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+# Testing 1 cycle.
+     1048576        262144  fp8_e4m3     sum      -1   100.00   10.49   10.49      0    80.00   13.11   13.11      0    RING    SIMPLE          28
+# Testing 2 cycle.
+     1048576        262144  fp8_e4m3     sum      -1   110.00    9.53    9.53      0    90.00   11.65   11.65      0    TREE        LL          28
+# Errors with asterisks indicate errors that have exceeded the maximum threshold.
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 11.2
+"""
+RCCL_IN_PLACE = """#                                                               in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum      -1   100.00   10.49   10.49      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 10.5
+"""
+NVBANDWIDTH = """nvbandwidth Version: v0.8
+Built from Git version: v0.8
+
+CUDA Runtime Version: 12080
+CUDA Driver Version: 12080
+Driver Version: 570.00.00
+
+Device 0: NVIDIA H100 80GB HBM3 (00000000:1b:00)
+Device 1: NVIDIA H100 80GB HBM3 (00000000:3b:00)
+
+Running host_to_device_memcpy_ce.
+memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1
+ 0     55.00     26.00
+
+SUM host_to_device_memcpy_ce 81.00
+
+Running device_to_host_bidirectional_memcpy_ce.
+memcpy CE CPU(row) <-> GPU(column) bandwidth (GB/s)
+           0         1
+ 0     40.00     41.00
+
+SUM device_to_host_bidirectional_memcpy_ce 81.00
+
+Running device_to_device_memcpy_read_sm.
+memcpy SM GPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1
+ 0       N/A    390.00
+ 1    380.00       N/A
+
+SUM device_to_device_memcpy_read_sm 770.00
+
+Running device_local_copy.
+memcpy local GPU(column) bandwidth (GB/s)
+           0         1
+ 0   1200.00   1210.00
+
+Running device_to_device_latency_sm.
+Device to Device Latency SM GPU(row) <-> GPU(column) (ns)
+           0         1
+ 0       N/A    800.00
+ 1    810.00       N/A
+
+NOTE: The reported results may not reflect the full capabilities of the platform.
+"""

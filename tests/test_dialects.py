@@ -22,7 +22,10 @@ from tests.benchmark_logs import (
     ONECCL_CSV,
     OSU,
     PARAM,
+    RCCL_ALGORITHMS,
     RCCL_CSV,
+    RCCL_HEAD,
+    RCCL_IN_PLACE,
     RCCL_JSON,
     STRAGGLERS,
 )
@@ -49,6 +52,14 @@ def test_each_dialect_has_a_text_here() -> None:
         found = [dialect.name for dialect in DIALECTS if dialect.head.search(text)]
         assert found[0] == name
         assert all(dialect.mark in text for dialect in DIALECTS if dialect.name == name)
+
+
+@pytest.mark.repository
+def test_the_recipe_names_each_dialect() -> None:
+    """The table of the docs has all of them."""
+    text = (Path(__file__).resolve().parent.parent / "docs" / "recipes.md").read_text("utf-8")
+    for dialect in DIALECTS:
+        assert re.search(rf"^\| .*{re.escape(dialect.name)}", text, re.MULTILINE), dialect.name
 
 
 def test_oneccl_counts_the_part_of_one_rank() -> None:
@@ -247,6 +258,31 @@ def test_cut_texts_keep_what_is_before(name: str, tmp_path: Path) -> None:
     assert len(logs.rows) == len(whole)
     assert logs.programs["all_reduce.results"].name == name
     assert logs.programs["all_reduce.results"].has_waits == ("logger" in name)
+
+
+def test_tables_of_rccl_tests(tmp_path: Path) -> None:
+    """Columns of the algorithm, cycles, in-place results alone, and names of AMD's devices."""
+    rows = read(RCCL_HEAD + RCCL_ALGORITHMS)
+    assert [(row[0], row[1], row[2], row[3], row[6], row[7]) for row in rows] == [
+        ("all_reduce", 2, 1, "fp8", seconds, is_in_place)
+        for seconds, is_in_place in ((100e-6, False), (80e-6, True), (110e-6, False), (90e-6, True))
+    ]
+    alone = read(RCCL_HEAD + RCCL_IN_PLACE)
+    assert alone == [("all_reduce", 2, 1, "fp32", "sum", 2**20, 100e-6, True)]
+    assert read(RCCL_HEAD + RCCL_IN_PLACE + RCCL_HEAD + RCCL_ALGORITHMS) == alone + rows
+    (tmp_path / "a.log").write_text(RCCL_HEAD + RCCL_IN_PLACE)
+    logs = read_logs(tmp_path)
+    assert logs.devices == {"a.log": ("AMD Instinct MI300X VF",)}
+    assert logs.facts[0].library == "RCCL"
+
+
+def test_tables_beside_those_of_nccl_tests_are_named() -> None:
+    """One reader reads a file: what else it holds is said."""
+    with pytest.warns(
+        LogWarning, match="tables of OSU micro-benchmarks beside those of nccl-tests"
+    ):
+        rows = read(RCCL_HEAD + RCCL_IN_PLACE + EACH["OSU micro-benchmarks"])
+    assert rows == read(RCCL_HEAD + RCCL_IN_PLACE)
 
 
 FOREIGN_TEXTS = {

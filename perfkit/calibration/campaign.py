@@ -102,8 +102,8 @@ def calibrate(
         Traces of steps whose kernels are fitted into the base, see
         `perfkit.calibration.fit_traces.calibrate_traces`.
     nccl_logs : str, Path or sequence of them, optional
-        Logs of nccl-tests, files or folders, that replace collectives of the base. Nothing is
-        measured.
+        Logs of nccl-tests or another benchmark of collectives, files or folders, that replace
+        collectives of the base. Nothing is measured.
     partial : bool
         Whether a log that breaks off is read up to there, with a warning.
     progress : bool

@@ -202,7 +202,7 @@ def _list_candidates(table: Table) -> list[str]:
     if "root" not in table.leading and not first.redop:
         has_empty_column = "redop" in table.leading
         names &= {"all_to_all"} if has_empty_column else {"all_gather", "send_recv"}
-    has_both_halves = any(half.in_place for half in table.halves[:2])
+    has_both_halves = not table.is_in_place and any(half.in_place for half in table.halves[:2])
     if has_both_halves and first.wrong >= 0:
         # these two cannot work in place, so it is not checked there
         only_out_of_place = {"all_to_all", "send_recv"}
@@ -348,6 +348,13 @@ def _read_text(name: str, text: str, partial: bool) -> _Content:
     dialect = find_dialect(text)
     if dialect is not None and not HEADER.search(text):
         return _read_dialect(dialect, file, text)
+    if dialect is not None:
+        warnings.warn(
+            f"{file}: tables of {dialect.name} beside those of nccl-tests are not used; put them into "
+            "a file of their own",
+            LogWarning,
+            stacklevel=3,
+        )
     with reading(file, ADVICE):
         tables, facts, misfit, deaths = _find_runs(text, file, partial)
         if not tables:

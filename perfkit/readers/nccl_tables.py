@@ -46,6 +46,7 @@ _DEVICE = re.compile(
     r"(?:\s+(?P<number>\d{1,9}))?(?:\s+\[(?P<bus>[^\]]*)\])?(?:\s+(?P<name>\S.*))?"
 )
 HEADER = re.compile(r"size\s+count\s+type\s.*algbw\s+busbw.*")
+_IN_PLACE_ALONE = re.compile(r"#\s{1,200}in-place\s*$")
 _FOOTER = re.compile(r"Out of bounds values|Avg bus bandwidth|Collective test concluded")
 _FAILED = re.compile(r"Out of bounds values\s*:\s*\d+\s+FAILED")
 #: Names of columns of nccl-tests before 2019, whose times are in milliseconds.
@@ -140,6 +141,7 @@ class Table:
     died: bool = False  # after some rows, or before the first one
     headed: bool = False
     gpus: int = 1
+    is_in_place: bool = False  # the only half is in place, as rccl-tests print it with -O 0
     failed: bool = False  # the closing line says that results were wrong
     devices: dict[int, Device] = field(default_factory=dict)
     leading: tuple[str, ...] = _LEADING
@@ -213,7 +215,8 @@ class Table:
         halves = []
         starts = [place for place, name in enumerate(self.trailing) if name == "time"]
         for start, end in zip(starts, [*starts[1:], None], strict=True):
-            half = _read_half(line, text, leading, dict(figures[start:end]), in_place=start > 0)
+            in_place = start > 0 or self.is_in_place
+            half = _read_half(line, text, leading, dict(figures[start:end]), in_place=in_place)
             if half is None:
                 return False
             halves.append(half)
@@ -340,6 +343,9 @@ def _feed(tables: list[Table], line: int, text: str) -> None:
         _note_failed_launch(table)
         table.command = command[1]
         table.command_line = line
+        return
+    if _IN_PLACE_ALONE.search(text):
+        table.is_in_place = True
         return
     is_open = not table.closed and (table.headed or bool(table.halves))
     if is_open and _ENDED.search(text):

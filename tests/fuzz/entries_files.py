@@ -25,7 +25,8 @@ from perfkit.readers.execution_trace import read_execution
 from perfkit.readers.index_arrays import read_indices
 from perfkit.readers.kernel_database import read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl import list_devices, read_nccl_tests
-from tests.benchmark_logs import EACH
+from perfkit.readers.nvbandwidth import read_nvbandwidth
+from tests.benchmark_logs import EACH, NVBANDWIDTH
 from tests.fuzz.damage import Rng, choose, damage_bytes, damage_file, damage_text, damage_tree
 from tests.fuzz.harness import Entry, Nonsense
 
@@ -480,6 +481,13 @@ def read_log(rng: Rng, path: Path) -> None:
         raise Nonsense(f"{frame}")
 
 
+def read_links(path: Path) -> None:
+    """Read rates of links."""
+    rates = read_nvbandwidth(path)
+    if not (rates.rows["bandwidth"].fill_null(0) >= 0).all():
+        raise Nonsense(f"{rates}")
+
+
 def count(path: Path) -> None:
     """Count recorded indices."""
     for part in read_indices(path):
@@ -593,6 +601,17 @@ TEXTS = [brief(name).to_toml() for name in PLATFORMS]
 tables = simply(pk.read_tables)
 indices = simply(count)
 plans = simply(lambda path: apply(pk.Plan.load(path)))
+LINK_RATES = {
+    "nvbandwidth": {
+        "testcases": [
+            {
+                "name": "device_to_device_memcpy_read_ce",
+                "bandwidth_description": "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)",
+                "bandwidth_matrix": [["N/A", "100.0"], ["90.5", "N/A"]],
+            }
+        ]
+    }
+}
 #: By name: endings, how a valid file is made, what reads it, share of the inputs, how nested values
 #: are written.
 ENTRIES: dict[str, Entry] = {
@@ -602,6 +621,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "nccl-tests-log": file(".log .txt .all_reduce.out", log, read_log, 1.2),
     "benchmark-log": file(".log .csv .all_reduce.out", one_of(*EACH.values()), read_log, 1.2),
+    "link-rates": file(".log .json", one_of(NVBANDWIDTH, LINK_RATES), simply(read_links), 0.5),
     "tables-csv": file(".csv", one_of(ROWS, csv(ROWS).replace(",", " , ")), tables, 1, csv),
     "tables-json": file(".json", one_of(ROWS, {"tables": ROWS}), tables),
     "tables-tbe": file(".json", one_of(CONFIG, [CONFIG, CONFIG]), tables),
