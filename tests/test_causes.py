@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from perfkit.diagnosis import (
     causes_sockets,
 )
 from perfkit.diagnosis.causes import ALARMS, REMARKS, SIGNATURES, find_causes
+from perfkit.diagnosis.causes_between import compare_runs
 from perfkit.diagnosis.known_rates import Path as Way
 from perfkit.diagnosis.known_rates import find_ethernet, find_shares
 from perfkit.diagnosis.nccl_variables import VARIABLES, find_variables
@@ -154,6 +156,19 @@ def test_half_as_many_adapters_as_gpus_are_no_missing_ones(tmp_path: Path) -> No
         adapters=name_adapters(4, 8, 25 * GB),
     )
     assert "missing adapter" not in names(case)
+
+
+def test_few_adapters_for_many_gpus(tmp_path: Path) -> None:
+    said = [list_adapters(host, ["mlx5_0", "mlx5_1"]) for host in FOUR]
+    two = name_adapters(2, 8, 25 * GB)
+    case = make_hdr(tmp_path, 48 * GB, *said, adapters=two)
+    cause = find(case, "few adapters")
+    assert cause.sentence == "2 adapters carry the data of 8 GPUs"
+    assert cause.certainty is Certainty.POSSIBLE
+    assert "48 GB/s = 2 × 24 GB/s" in words(cause)
+    case = make_hdr(tmp_path, 48 * GB, *said, say("NCCL_IB_HCA set to mlx5_0,mlx5_1"), adapters=two)
+    assert find(case, "few adapters").certainty is Certainty.LIKELY
+    assert names(make_hdr(tmp_path, 190 * GB, *said, adapters=two)) == []
 
 
 def test_a_run_that_is_not_slow_has_no_missing_adapter(tmp_path: Path) -> None:
@@ -586,6 +601,31 @@ def test_repeats_that_differ(tmp_path: Path) -> None:
     assert "spread" not in names(case)
 
 
+def make_pair(folder: Path, hosts: tuple[str, str], rate: float) -> Case:
+    """Two nodes of a cluster whose pairs are tested in turn."""
+    run = Run(follow(25e-6, rate), hosts=hosts)
+    return make_case(folder, run, follow(25e-6, 190 * GB), expect(A100, 190 * GB))
+
+
+def test_a_host_that_makes_its_pairs_slow(tmp_path: Path) -> None:
+    pairs = [("a", "b", 88), ("c", "d", 86), ("a", "e", 49), ("d", "e", 49.3), ("b", "c", 87)]
+    cases = [make_pair(tmp_path, (one, other), rate * GB) for one, other, rate in pairs]
+    (cause,) = compare_runs(cases)
+    assert cause.name == "slow host"
+    assert cause.sentence == "all slow runs have e, and no fast one has"
+    assert "2 of 5 runs" in words(cause)
+    alike = [make_pair(tmp_path, (one, other), 88 * GB) for one, other, _ in pairs]
+    assert compare_runs(alike) == ()
+    assert compare_runs(cases[2:4]) == ()
+
+
+def test_runs_that_differ_for_no_host(tmp_path: Path) -> None:
+    cases = [make_pair(tmp_path, ("a", "b"), rate * GB) for rate in (88, 87, 50)]
+    (cause,) = compare_runs(cases)
+    assert cause.name == "unlike runs"
+    assert "differ by 1.8 times" in cause.sentence
+
+
 # -- the run
 # --------------------------------------------------------------------------------------------------
 
@@ -749,6 +789,18 @@ def test_what_the_log_says_hides_what_is_merely_possible(tmp_path: Path) -> None
     assert names(slow_start) == ["missing adapter", "high start-up"]
 
 
+def test_facts_are_remarks_where_there_is_not_enough_to_say(tmp_path: Path) -> None:
+    eight = [f"mlx5_{number}" for number in range(8)]
+    said = [list_adapters(host, eight[:-1] if host == "oak-3" else eight) for host in FOUR]
+    case = make_hdr(tmp_path, 168 * GB, *said)
+    unknown = [replace(verdict, word=Word.UNKNOWN) for verdict in case.verdicts]
+    (remark,) = find_causes(replace(case, verdicts=tuple(unknown)))
+    assert remark.name == "missing adapter"
+    assert remark.explains == frozenset()
+    expected = [replace(verdict, word=Word.EXPECTED) for verdict in case.verdicts]
+    assert find_causes(replace(case, verdicts=tuple(expected))) == ()
+
+
 def test_every_signature_is_asked_and_tested() -> None:
     rooms = (causes_adapters, causes_curve, causes_node, causes_run, causes_sockets)
     defined = {
@@ -760,6 +812,19 @@ def test_every_signature_is_asked_and_tested() -> None:
     asked = {*ALARMS, *SIGNATURES, *REMARKS}
     helpers: set[Callable[..., object]] = {causes_node.find_pcie_line}
     assert defined - helpers == asked
+
+
+@pytest.mark.repository
+def test_the_page_of_signatures_has_every_cause() -> None:
+    root = Path(__file__).resolve().parent.parent
+    page = (root / "docs" / "signatures.md").read_text(encoding="utf-8")
+    code = "".join(
+        path.read_text(encoding="utf-8")
+        for path in sorted((root / "perfkit" / "diagnosis").glob("causes*.py"))
+    )
+    named = set(re.findall(r'Cause\(\s*"([^"]+)"', code))
+    assert len(named) > 25
+    assert named == set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
 
 
 def test_figures_that_are_published() -> None:

@@ -6,6 +6,7 @@ have a known rate or shape, and these before figures that merely fit.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from perfkit.diagnosis import causes_adapters, causes_curve, causes_node, causes_run, causes_sockets
 from perfkit.diagnosis.records import Case, Cause, Certainty, Range, Word
@@ -33,6 +34,7 @@ SIGNATURES: tuple[Signature, ...] = (
     causes_run.find_part_of_mesh,
     causes_curve.find_high_startup,
     causes_sockets.find_wrong_interface,
+    causes_adapters.find_few_adapters,
     causes_adapters.find_fewer_rails,
     causes_adapters.find_half_adapters,
     causes_adapters.find_flat_topology,
@@ -71,13 +73,30 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
         unknown = causes_run.explain_unknown(case)
         if unknown is not None:
             causes.append(unknown)
-    return (*alarms, *causes, *_ask(case, REMARKS))
+    return (*alarms, *causes, *_note_facts(case), *_ask(case, REMARKS))
 
 
 def _ask(case: Case, signatures: Sequence[Signature]) -> list[Cause]:
     """Causes of the signatures that fit."""
     answers = [signature(case) for signature in signatures]
     return [answer for answer in answers if answer is not None]
+
+
+def _note_facts(case: Case) -> list[Cause]:
+    """Remarks on what the log itself says would make a run slow, where there is not enough to say
+    whether it is."""
+    words = {verdict.word for verdict in case.verdicts}
+    if Word.UNKNOWN not in words or words & {Word.SLOW, Word.TOO_GOOD}:
+        return []
+    as_slow = [replace(verdict, word=Word.SLOW) for verdict in case.verdicts]
+    nothing_expected = replace(case.expectation, busbw=None)
+    as_slow_case = replace(case, verdicts=tuple(as_slow), expectation=nothing_expected)
+    causes = _ask(as_slow_case, SIGNATURES)
+    return [
+        replace(cause, explains=frozenset())
+        for cause in causes
+        if cause.certainty is Certainty.SEEN and Word.SLOW in cause.explains
+    ]
 
 
 def _rank(cause: Cause) -> int:

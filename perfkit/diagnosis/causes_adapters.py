@@ -194,6 +194,58 @@ def _find_line(rate: float) -> float | None:
     return None
 
 
+def find_few_adapters(case: Case) -> Cause | None:
+    """Half as many adapters as GPUs, or fewer.
+
+    Evidence: NCCL lists them (likely where NCCL_IB_HCA names them, else possible). Many systems are
+    built so; it explains a run that is slow for a system with more.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    if not is_between_nodes(case) or not is_slow(case, Range.BANDWIDTH):
+        return None
+    by_host = list_data_adapters(case)
+    local = case.expectation.ranks_per_node
+    if not by_host or local is None:
+        return None
+    poorest = min(by_host.values(), key=len)
+    if not poorest or len(poorest) > local // 2:
+        return None
+    names = join_names(adapter.name for adapter in poorest)
+    evidence = [quote(case, poorest[0], f"NCCL lists {names}, for {local} GPUs")]
+    chosen = take_facts(case).find_settings("NCCL_IB_HCA")
+    advice = ["ibdev2netdev or ibstat on the nodes: are there more adapters, and are they active?"]
+    certainty = Certainty.POSSIBLE
+    if chosen:
+        certainty = Certainty.LIKELY
+        evidence.append(quote(case, chosen[0], f"NCCL_IB_HCA={chosen[0].value} names them"))
+        advice.insert(0, "unset NCCL_IB_HCA, or name all adapters of the GPUs")
+    plateau = find_plateau(case)
+    if plateau is not None:
+        evidence.append(describe_plateau(case, plateau))
+        share = _describe_share(case, plateau, len(poorest), local)
+        if share is not None:
+            evidence.append(share)
+    count = "1 adapter carries" if len(poorest) == 1 else f"{len(poorest)} adapters carry"
+    return Cause(
+        "few adapters",
+        f"{count} the data of {local} GPUs",
+        tuple(evidence),
+        tuple(advice),
+        ("NVIDIA/nccl#652", "NVIDIA/nccl-tests#112", "NVIDIA/nccl-tests#119"),
+        certainty,
+        sizes=_LARGE_SIZES,
+    )
+
+
 def find_fewer_rails(case: Case) -> Cause | None:
     """Fewer adapters than usual, by the rate alone.
 

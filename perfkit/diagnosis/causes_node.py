@@ -323,7 +323,10 @@ def find_no_nvlink_sharp(case: Case) -> Cause | None:
     stated = _quote_multicast(case)
     if take_facts(case).has_nvls and take_facts(case).nvls_channels:
         return None
-    if not stated and not (is_of_ring and _is_on_one_node(case)):
+    # between nodes, another rate is of another cause: sockets leave no channels to it either
+    if not is_of_ring and not (stated and _is_on_one_node(case)):
+        return None
+    if not stated and not _is_on_one_node(case):
         return None
     text = (
         f"{write_rate(plateau.busbw)} are {share:.0%} of the {write_rate(nvlink.value)} of NVLink; rings "
@@ -332,7 +335,7 @@ def find_no_nvlink_sharp(case: Case) -> Cause | None:
     evidence = [*stated, describe_plateau(case, plateau)]
     if is_of_ring:
         evidence.append(Evidence(text, case.file, plateau.line))
-    certainty = Certainty.SEEN if stated else Certainty.LIKELY
+    certainty = Certainty.SEEN if stated and is_of_ring else Certainty.LIKELY
     if (case.expectation.ranks_per_node or case.ranks) < 5 and not stated:
         certainty = Certainty.POSSIBLE  # boards of four GPUs have no switch
     return Cause(
