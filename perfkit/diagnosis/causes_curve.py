@@ -19,7 +19,8 @@ from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range
 from perfkit.diagnosis.shapes import Kink, find_addition, find_kink, find_late_switch
 from perfkit.ground.units import format_time
 
-#: Halves that differ by more than this are no noise [-]; in place is 1 to 2 % faster in an all_gather.
+#: Halves that differ by more than this are no noise [-]: 0.97 to 1.004 in 26 healthy curves, where in
+#: place an all_gather copies less.
 _UNLIKE = 1.2
 #: Sizes that halves are compared from [B]: below, start-up and noise decide.
 _LARGE = 2**20

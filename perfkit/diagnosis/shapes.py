@@ -9,10 +9,11 @@ import numpy as np
 
 from perfkit.ground.units import Array
 
-#: Twice the bytes take at most this much longer than twice as long, where nothing changes for the worse
-#: [-]. A switch of NCCL's protocol costs up to 1.15 in healthy runs, and noise of a single size 1.1.
+#: Bandwidth that falls by more than this from a size to the next is a kink [-]: in 26 curves of 13 logs
+#: of healthy runs the deepest fall is 1.11 (docs/formulas.md, table 14.1).
 _KINK = 1.25
-#: Where more bytes take less time by this share, a slower protocol was kept for too long [-].
+#: Where more bytes take less time than this, a slower protocol was kept for too long [-]: the same curves
+#: have 0.97 at least.
 _LATE = 0.85
 #: Largest size whose time is start-up alone [B]: at 1 GB/s, 64 KiB take 66 µs, and no more on any link
 #: that is worth a diagnosis.
