@@ -154,6 +154,71 @@ def test_network_adapters_and_transports(tmp_path: Path) -> None:
     assert found["P2P/IPC"].way == "P2P"
 
 
+def test_adapters_of_plugins_merged_ones_and_their_rates(tmp_path: Path) -> None:
+    facts = read_one(
+        tmp_path,
+        say("NET/IB : Made virtual device [0] name=mlx5_0 speed=400000 ndevs=1"),
+        say("NET/IB: [1] rocep7:uverbs1:1/RoCE provider=Mlx5 speed=200000 context=0x5 ar=0"),
+        say(
+            "NET/IB : Using [0]mlx5_0:1/IB [1]={[1] rocep7:1/RoCE, [2] rocep8:1/RoCE} [RO]; OOB eth0:10.0.0.1<0>"
+        ),
+        say("NET/FastSocket : Using [0]eth1:10.0.0.2<0> [1]eth2:fe80::5%eth2<0>", "elm-2"),
+    )
+    found = [(card.name, card.port, card.fabric, card.rate) for card in facts.adapters]
+    assert found == [
+        ("mlx5_0", "1", "IB", 50e9),
+        ("rocep7", "1", "RoCE", 25e9),
+        ("rocep8", "1", "RoCE", None),
+        ("eth1", "10.0.0.2", "FastSocket", None),
+        ("eth2", "fe80::5%eth2", "FastSocket", None),
+    ]
+    assert not facts.remarks
+
+
+def test_network_of_versions_that_do_not_say_it(tmp_path: Path) -> None:
+    old = read_one(tmp_path, say("Ring 00 : 3[2b000] -> 0[1b000] [receive] via NET/IB/0/GDRDMA"))
+    assert old.network == "IB"
+    new = read_one(tmp_path, say("Assigned NET plugin Libfabric to comm"))
+    assert new.network == "Libfabric"
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("Setting affinity for GPU 0 to 0300,00000000", 2),
+        ("Setting affinity for GPU 0 to 0-15,32", 17),
+        (
+            "ncclTopoGetCpuAffinity: Affinity for GPU 0 is 0-31. (GPU affinity = 0-31 ; CPU affinity = 0-55).",
+            32,
+        ),
+        (
+            "ncclTopoGetCpuAffinity: Affinity for GPU 0 is empty, ignoring. (GPU affinity =  ; CPU affinity = 4).",
+            1,
+        ),
+        ("Setting affinity for GPU 0 to 0", None),
+    ],
+)
+def test_cores_of_a_gpu(tmp_path: Path, text: str, cores: int | None) -> None:
+    facts = read_one(tmp_path, say(text))
+    assert [one.cores for one in facts.affinities] == ([] if cores is None else [cores])
+
+
+def test_lines_whose_host_and_kind_are_cut_off(tmp_path: Path) -> None:
+    facts = read_one(
+        tmp_path,
+        "NCCL_IB_DISABLE set by environment to 1.",
+        " Using network Socket",
+        "Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct",
+        "NVLS multicast support is not available on dev 0",
+    )
+    assert facts.network == "Socket"
+    assert facts.has_nvls is False
+    assert facts.transports[0].way == "SHM"
+    assert [(one.name, one.source) for one in facts.settings] == [
+        ("NCCL_IB_DISABLE", "environment")
+    ]
+
+
 def test_channels_and_nvlink_sharp(tmp_path: Path) -> None:
     facts = read_one(
         tmp_path,
@@ -229,6 +294,9 @@ def test_warnings_and_telling_lines(tmp_path: Path) -> None:
         say("NET/IB : No device found."),
         say("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", "elm-2"),
         say("TUNER/Plugin: Could not find: libnccl-tuner.so"),
+        say("TUNER/Plugin: Using internal tuner plugin."),
+        say("Check P2P Type isAllDirectP2p 1 directMode 0"),
+        say("Check P2P Type isAllDirectP2p 0 directMode 0", "elm-2"),
     )
     (warning,) = facts.warnings
     assert (warning.text, warning.host, warning.line) == ("NET/IB : Got async event", "elm-2", 6)
@@ -236,6 +304,8 @@ def test_warnings_and_telling_lines(tmp_path: Path) -> None:
         ("no IB device", "elm-1"),
         ("GPU Direct RDMA disabled", "elm-2"),
         ("no tuner plugin", "elm-1"),
+        ("no tuner plugin", "elm-1"),
+        ("P2P disabled", "elm-2"),
     ]
 
 

@@ -31,7 +31,6 @@ _LAUNCHER = re.compile(r"\b(?:mpirun|mpiexec|orterun|srun|prterun)\b")
 _BOUND = re.compile(
     r"-{1,2}bind-to[ =](?:core|hwthread)\b|--cpus-per-task[ =]1\b|--cpu-bind[ =]\S*core\S*"
 )
-_MASK = re.compile(r"to ([\da-f,]+)", re.IGNORECASE)
 #: A process of NCCL needs cores for its main, proxy and service threads [-].
 _FEW_CORES = 2
 #: GPUs that AMD joins pairwise, each with a link to every other of eight.
@@ -349,11 +348,6 @@ def note_settings(case: Case) -> Cause | None:
 # --------------------------------------------------------------------------------------------------
 
 
-def _count_cores(mask: str) -> int:
-    """Cores of a mask in hexadecimal."""
-    return sum(int(part or "0", 16).bit_count() for part in mask.split(","))
-
-
 def find_bound_processes(case: Case) -> Cause | None:
     """Processes that are bound to too few cores.
 
@@ -380,13 +374,11 @@ def find_bound_processes(case: Case) -> Cause | None:
         bound = _BOUND.search(command.text)
         if bound is not None:
             evidence.append(quote(case, command, f"the command binds processes: {bound[0]}"))
-    for remark in take_facts(case).remarks:
-        mask = _MASK.search(remark.text) if remark.topic == "affinity" else None
-        if mask is not None and _count_cores(mask[1]) <= _FEW_CORES:
+    for affinity in take_facts(case).affinities:
+        if affinity.cores <= _FEW_CORES:
             certainty = Certainty.LIKELY
-            evidence.append(
-                quote(case, remark, f"{_count_cores(mask[1])} cores for a process: {remark.text}")
-            )
+            text = f"{affinity.cores} cores for a process: {affinity.text}"
+            evidence.append(quote(case, affinity, text))
             break
     if not evidence:
         return None

@@ -33,7 +33,7 @@ Topic = Literal[
     "virtual adapter",
     "MNNVL",
     "rings connected",
-    "affinity",
+    "speed of a network unknown",
 ]
 
 #: Algorithms and protocols by the numbers that NCCL 2.7 to 2.23 prints with NCCL_DEBUG_SUBSYS=TUNING
@@ -64,12 +64,23 @@ _LISTED = re.compile(rf"({_VARIABLE}) set (?:by environment )?to ({_VALUE})")
 #: Variables that the network plugin of EFA sets by itself where nobody else has, in every job on
 #: such a network: aws-ofi-nccl, src/platform-aws.c (Apache-2.0).
 _BY_PLUGIN = re.compile(
-    rf"NET/OFI Setting ({_VARIABLE})(?: environment variable)? to [\"']?({_VALUE})"
+    rf"NET/OFI (?:Running on .{{1,60}}, )?Setting ({_VARIABLE})(?: environment variable)? to [\"']?({_VALUE})"
+)
+_ASSIGNED_PLUGIN = re.compile(r"Assigned NET plugin (.{1,60}?) to comm")
+_AFFINITY = re.compile(
+    r"Setting affinity for GPU (\d+) to ([\da-fA-F,-]+)"
+    r"|Affinity for GPU (\d+) is ([\d,-]+)"
+    r"|Affinity for GPU (\d+) is empty.*CPU affinity = ([\d,-]+)"
 )
 _ASSIGNED = re.compile(rf"\b({_VARIABLE})[\"']?\s?[=:]\s?[\"']?({_VALUE})")
 _VERSION = re.compile(r"\b([NR])CCL version *:? *v?(\d+\.\d+(?:\.\d+)?)([+.]\w[\w.]*)?")
 _LIBRARY = re.compile(r"nccl-library=(\d{4,6})\b")
-_ADAPTER = re.compile(r"\[(\d+)\]([\w.-]+):([\w.:%]+?)(?:/(\w+)(?:/(\w+))?)?(?=<|[\s,;}]|$)")
+_ADAPTER = re.compile(r"\[(\d+)\] ?([\w.-]+):([\w.:%]+?)(?:/(\w+)(?:/(\w+))?)?(?=<|[\s,;}]|$)")
+#: Rates of adapters in Mbit/s, as NCCL 2.21 and later print them.
+_RATE = re.compile(
+    r"Made virtual device \[\d+\] name=([\w.-]+) speed=(\d{1,9}) ndevs=1\b"
+    r"|NET/IB ?: \[\d+\] ([\w.-]+):[\w.-]+:\d+/\w+ provider=\S+ speed=(\d{1,9})\b"
+)
 _PROVIDER = re.compile(
     r"Selected [Pp]rovider is ([\w;-]+)(?:, fabric is ([\w-]+))?(?: \(found (\d+) nics?\))?"
 )
@@ -100,15 +111,26 @@ _TOPICS: tuple[tuple[Topic, re.Pattern[str]], ...] = (
     ("no IB device", re.compile(r"NET/IB ?: No device found")),
     ("no libibverbs", re.compile(r"[Ff]ailed to open libibverbs")),
     ("no network plugin", re.compile(r"NET/Plugin ?: (?:No plugin found|Could not find)")),
-    ("P2P disabled", re.compile(r"P2P is disabled|Could not enable P2P|P2P.* not supported")),
+    (
+        "P2P disabled",
+        re.compile(
+            r"P2P is disabled|Could not enable P2P|P2P.* not supported"
+            r"|Check P2P Type (?:intraNodeP2pSupport|isAllDirectP2p) 0"
+        ),
+    ),
     ("GPU Direct RDMA enabled", re.compile(r"GPU Direct RDMA (?:\([\w-]+\) )?[Ee]nabled")),
     ("GPU Direct RDMA disabled", re.compile(r"GPU Direct RDMA (?:\([\w-]+\) )?[Dd]isabled")),
-    ("no tuner plugin", re.compile(r"TUNER/Plugin ?: (?:No plugin|Could not find|Failed)")),
+    (
+        "no tuner plugin",
+        re.compile(
+            r"TUNER/Plugin ?: (?:No plugin|Could not find|Failed|Plugin load|Using internal)"
+        ),
+    ),
     ("tuner plugin", re.compile(r"TUNER/Plugin|NET/OFI .*Tuner init|Using tuner plugin")),
-    ("virtual adapter", re.compile(r"Made v(?:irtual device|Nic)")),
+    ("virtual adapter", re.compile(r"Made vNic|Made virtual device .*ndevs=[2-9]")),
     ("MNNVL", re.compile(r"\bMNNVL 1\b|via P2P/MNNVL")),
     ("rings connected", re.compile(r"Connected all rings")),
-    ("affinity", re.compile(r"Setting affinity for GPU")),
+    ("speed of a network unknown", re.compile(r"Could not get speed from ")),
 )
 _BUS = re.compile(r"(?:0x)?(?:([\da-f]{4,8}):)?([\da-f]{1,2})(?::([\da-f]{2}))?(?:\.\d)?", re.I)
 #: Most characters of a command and of a line that are kept [-].
@@ -153,6 +175,17 @@ class Adapter(NamedTuple):
     name: str  # mlx5_0, eth0
     port: str  # a number, or the address of an Ethernet card
     fabric: str  # IB, RoCE, Socket
+    line: int
+    rate: float | None = None  # None where NCCL does not say it [B/s]
+
+
+class Affinity(NamedTuple):
+    """Cores of the host on which NCCL runs the threads of a GPU."""
+
+    host: str
+    device: int
+    cores: int  # [-]
+    text: str  # what NCCL says
     line: int
 
 
@@ -268,6 +301,7 @@ class LogFacts:
     transports: tuple[Transport, ...] = ()
     channels: Channels | None = None
     multicast: tuple[Multicast, ...] = ()
+    affinities: tuple[Affinity, ...] = ()
     settings: tuple[Setting, ...] = ()
     chosen: tuple[Choice, ...] = ()
     graphs: tuple[Graph, ...] = ()
@@ -301,7 +335,10 @@ class LogFacts:
 
     @property
     def network(self) -> str | None:
-        """Network between nodes; None where it is not said or where hosts differ."""
+        """Network between nodes, also as transports name it; None where neither is said or where
+        hosts differ."""
+        if not self.networks:
+            return _find_only(way.network for way in self.transports if way.network is not None)
         return _find_only(statement.text for statement in self.networks)
 
     @property
@@ -393,6 +430,8 @@ class _Collector:
     transports: dict[str, Transport] = field(default_factory=dict)
     channels: Channels | None = None
     multicast: dict[tuple[str, int], Multicast] = field(default_factory=dict)
+    affinities: dict[tuple[str, int], Affinity] = field(default_factory=dict)
+    rates: dict[tuple[str, str], float] = field(default_factory=dict)
     settings: dict[tuple[str, str, Source], Setting] = field(default_factory=dict)
     chosen: dict[tuple[str | None, ...], Choice] = field(default_factory=dict)
     graphs: dict[_HostText, Graph] = field(default_factory=dict)
@@ -406,6 +445,8 @@ class _Collector:
             self._take_link(line, host, message)
             return
         take = _TAKERS.get(word)
+        if take is None and word.startswith("NET/"):
+            take = _Collector._take_adapters
         if take is not None:
             take(self, line, host, message)
             return
@@ -472,8 +513,11 @@ class _Collector:
             self._take_remark(line, host, "via P2P/MNNVL")
 
     def _take_network(self, line: int, host: str, message: str) -> None:
-        """Read a line such as ``Using network IB``."""
-        if message.startswith("Using network "):
+        """Read a line such as ``Using network IB`` or ``Assigned NET plugin IB to comm``."""
+        assigned = _ASSIGNED_PLUGIN.match(message)
+        if assigned is not None:
+            _count(self.networks, line, host, assigned[1])
+        elif message.startswith("Using network "):
             _count(self.networks, line, host, message.removeprefix("Using network ").strip())
         elif message.startswith("Using tuner"):
             self._take_remark(line, host, message)
@@ -482,6 +526,10 @@ class _Collector:
         """Read a line such as ``NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0``."""
         _, is_list, listed = message.partition(": Using ")
         if not is_list:
+            rate = _RATE.search(message)
+            if rate is not None:
+                name = rate[1] or rate[3]
+                self.rates[host, name] = 1e6 / 8 * int(rate[2] or rate[4])
             self._take_remark(line, host, message)
             return
         kind = message.split(" ", 1)[0].removeprefix("NET/").rstrip(":")
@@ -504,6 +552,20 @@ class _Collector:
             self.providers.setdefault(key, Provider(host, provider[1], found, line))
             return
         self._take_remark(line, host, message)
+
+    def _take_affinity(self, line: int, host: str, message: str) -> None:
+        """Read a line such as ``Setting affinity for GPU 0 to ffff`` or ``... is 0-15``."""
+        match = _AFFINITY.search(message)
+        if match is None:
+            return
+        mask = match[2]
+        device = int(match[1] or match[3] or match[5])
+        is_list = mask is None or "-" in mask
+        cores = _count_listed(match[2] or match[4] or match[6]) if is_list else _count_masked(mask)
+        if cores:
+            text = escape(message, _LONGEST_LINE)
+            affinity = Affinity(host, device, cores, text, line)
+            self.affinities.setdefault((host, device), affinity)
 
     def _take_multicast(self, line: int, host: str, message: str) -> None:
         """Read a line such as ``NVLS multicast support is available on dev 0``."""
@@ -615,6 +677,13 @@ class _Collector:
                 kept.append(setting)
         return tuple(kept)
 
+    def list_adapters(self) -> tuple[Adapter, ...]:
+        """Adapters with their rates, which may stand before them."""
+        return tuple(
+            adapter._replace(rate=self.rates.get((adapter.host, adapter.name)))
+            for adapter in self.adapters.values()
+        )
+
     def finish(self, file: str, first_line: int, last_line: int) -> LogFacts:
         """The record of a run."""
         library: Literal["NCCL", "RCCL"] | None = "NCCL" if self.versions else None
@@ -632,11 +701,12 @@ class _Collector:
             library=library,
             versions=tuple(self.versions.values()),
             networks=tuple(self.networks.values()),
-            adapters=tuple(self.adapters.values()),
+            adapters=self.list_adapters(),
             providers=tuple(self.providers.values()),
             transports=tuple(self.transports.values()),
             channels=self.channels,
             multicast=tuple(self.multicast.values()),
+            affinities=tuple(self.affinities.values()),
             settings=self.list_settings(),
             chosen=tuple(self.chosen.values()),
             graphs=tuple(self.graphs.values()),
@@ -645,15 +715,29 @@ class _Collector:
         )
 
 
+#: Beginnings of lines of NCCL whose host and kind somebody cut off.
+_BARE = (
+    "NET/",
+    "Using network ",
+    "Assigned NET plugin ",
+    "NVLS multicast support ",
+    "Channel ",
+    "Setting affinity for GPU ",
+    "ncclTopoGetCpuAffinity: ",
+    "ncclCommInit",
+    "comm 0x",
+    "Check P2P Type ",
+    "Connected all rings",
+)
 _Taker = Callable[[_Collector, int, str, str], None]
 #: First words of lines that name the way between two ranks.
 _LINKS = {"Channel", "Ring", "CollNet", "NVLS/Channel"}
 #: What reads a line of NCCL INFO, by its first word.
 _TAKERS: dict[str, _Taker] = {
     "Using": _Collector._take_network,
-    "NET/IB": _Collector._take_adapters,
-    "NET/IBext": _Collector._take_adapters,
-    "NET/Socket": _Collector._take_adapters,
+    "Assigned": _Collector._take_network,
+    "Setting": _Collector._take_affinity,
+    "ncclTopoGetCpuAffinity:": _Collector._take_affinity,
     "NET/OFI": _Collector._take_libfabric,
     "NVLS": _Collector._take_multicast,
     "comm": _Collector._take_communicator,
@@ -722,6 +806,21 @@ def _name_choice(text: str, names: Sequence[str]) -> str:
     if text.isdigit() and int(text) < len(names):
         return names[int(text)]
     return _NAMED.get(text.lower().replace("_", ""), text)
+
+
+def _count_masked(mask: str) -> int:
+    """Cores of a mask in hexadecimal."""
+    return sum(int(part or "0", 16).bit_count() for part in mask.split(","))
+
+
+def _count_listed(ranges: str) -> int:
+    """Cores of a list such as 0-15,32."""
+    cores = 0
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            cores += max(int(last) - int(first) + 1, 0) if last.isdigit() else 1
+    return cores
 
 
 def write_version(code: int) -> str:
@@ -864,7 +963,10 @@ def _take_line(collector: _Collector, line: int, text: str, unfinished: str) -> 
             else:
                 collector.take_warning(line, host or "", message)
             return unfinished
-    if "_" in text or "CCL version" in text or "nGpus" in text:
+    bare = text.lstrip()
+    if bare.startswith(_BARE) or " set by environment to " in text:
+        collector.take_message(line, "", bare)
+    elif "_" in text or "CCL version" in text or "nGpus" in text:
         collector.take_other_line(line, text)
     return _take_command(collector, line, text, unfinished)
 

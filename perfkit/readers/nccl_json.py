@@ -8,6 +8,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
 from perfkit.ground.units import escape, show
@@ -91,7 +92,9 @@ def read_reports(text: str, file: str) -> Reports:
             )
         runs.append(table)
         if table.halves:
-            facts.append(_read_facts(report.content, table, file, first, number))
+            found = _read_facts(report.content, table, file, first, number)
+            wrong = tuple(half.line for half in table.halves if half.wrong > 0)
+            facts.append(replace(found, wrong_lines=wrong))
         if misfit is not None:
             break
     if not any(run.halves for run in runs) and misfit is None:
