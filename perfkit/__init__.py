@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.platform.estimates import Estimate, ExtrapolationWarning
     from perfkit.platform.gallery import load_platform, platforms
     from perfkit.platform.platform import Platform
+    from perfkit.prediction.against import Deviation
     from perfkit.prediction.contrast import PlatformComparison, compare
     from perfkit.prediction.predictor import predict
     from perfkit.prediction.result import Prediction
@@ -87,6 +88,7 @@ _HOME = {
     "load_platform": "perfkit.platform.gallery",
     "platforms": "perfkit.platform.gallery",
     "Platform": "perfkit.platform.platform",
+    "Deviation": "perfkit.prediction.against",
     "PlatformComparison": "perfkit.prediction.contrast",
     "compare": "perfkit.prediction.contrast",
     "predict": "perfkit.prediction.predictor",

@@ -485,6 +485,13 @@ def test_several_runs_in_one_file_are_refused() -> None:
         match=r"several runs: micro_batch_size is 2 at first, and 4 after line \d+; make one file",
     ):
         parse_training_log(one + "\n" + other)
+    titan = MESH + TRAINER + write_titan(8192)
+    with pytest.raises(
+        ValueError, match=r"several runs: local batch is 1, 16, 8192 at first, and 1, 32"
+    ):
+        parse_training_log(
+            titan + "\n" + titan.replace("global batch size 16", "global batch size 32")
+        )
 
 
 @pytest.mark.parametrize(
@@ -541,6 +548,7 @@ def test_what_is_missing_is_named_and_given() -> None:
     model = log.workload("llama-3-8b", sequence=4096)
     assert (model.batch, model.sequence, model.hidden) == (64, 4096, 4096)
     assert log.strategy(dp=8, tp=2).ranks == 16
+    assert log.as_run(model, dp=8)["dp"] == 8
 
 
 def test_a_model_that_is_not_read_is_told() -> None:

@@ -35,7 +35,10 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.stack import Stack
 
 if TYPE_CHECKING:
+    from perfkit.prediction.against import Deviation
     from perfkit.prediction.operation_accounts import OperationAccount
+    from perfkit.readers.measured_steps import MeasuredStep
+    from perfkit.readers.training_logs import TrainingLog
 
 #: Pictures of an iteration.
 CHARTS = {
@@ -439,6 +442,23 @@ class Prediction(Tabular):
             Table and tornado chart of the resources that the platform knows.
         """
         return uncertainty.find_sensitivity(self, swing)
+
+    def against(self, measured: "float | MeasuredStep | TrainingLog") -> "Deviation":
+        """Set a measured iteration beside the prediction.
+
+        Parameters
+        ----------
+        measured : float or MeasuredStep or TrainingLog
+            Time of an iteration [s], or what `perfkit.read_training_log` read.
+
+        Returns
+        -------
+        deviation : Deviation
+            How far it is, whether inside the interval, and what could explain it.
+        """
+        from perfkit.prediction.against import Deviation, read_measured
+
+        return Deviation(self, read_measured(measured))
 
     @property
     def fits(self) -> bool | None:

@@ -154,6 +154,30 @@ def find_facts(text: str, dialect: str) -> TrainingFacts:
     return TrainingFacts(stated, tuple(notes))
 
 
+def find_contradiction(text: str) -> str:
+    """Find two runs of torchtitan in one text.
+
+    Parameters
+    ----------
+    text : str
+        The log.
+
+    Returns
+    -------
+    said : str
+        What two starts state differently; empty where there is nothing.
+    """
+    for pattern in (_TRAINER, _DEGREES):
+        first: str | None = None
+        for match in pattern.finditer(text):
+            stated = ", ".join(match.groups())
+            if first is not None and stated != first:
+                what = match[0].partition(": ")[0].partition(" size")[0]
+                return f"{what} is {first} at first, and {stated} later"
+            first = stated
+    return ""
+
+
 def find_peak_memory(text: str) -> float | None:
     """Find the most memory that Megatron-LM reports that a rank reserved.
 

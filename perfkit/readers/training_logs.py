@@ -23,11 +23,11 @@ import polars as pl
 from perfkit.ground.callers import find_stacklevel
 from perfkit.ground.files import check_path, check_paths
 from perfkit.ground.forks import check_threads
-from perfkit.ground.results import Table, Tabular
+from perfkit.ground.results import Sections, Table, Tabular
 from perfkit.ground.units import check_choice, check_positive, escape, format_time, show
 from perfkit.readers.log_text import read_text
 from perfkit.readers.measured_steps import MeasuredStep
-from perfkit.readers.training_facts import find_facts, find_peak_memory
+from perfkit.readers.training_facts import find_contradiction, find_facts, find_peak_memory
 from perfkit.readers.training_lines import (
     Event,
     StepLine,
@@ -46,6 +46,8 @@ WARM_UP = 10
 _SUFFIXES = (".log", ".out", ".txt", ".stdout", ".output")
 #: Characters before the first step in which arguments are looked for [-].
 _HEAD = 20_000_000
+#: Steps that a report shows [-].
+_SHOWN = 50
 #: Characters from which on a log shows how far it is read [-].
 _LONG = 20_000_000
 #: How far the clock of a log may be from its tokens a second [-]; docs/formulas.md, table 4.5.
@@ -179,17 +181,19 @@ class TrainingLog(Tabular):
         if "dp" not in stated:
             raise ValueError(
                 f"{self.name} does not state how many GPUs took part; give the replicas, "
-                "log.strategy(dp=8)"
+                "log.strategy(dp=8), or log.as_run(model, dp=8) as a row for pk.tune"
             )
         return Strategy(**stated)
 
-    def as_run(self, model: Transformer) -> dict[str, Any]:
+    def as_run(self, model: Transformer, **given: Any) -> dict[str, Any]:
         """A row for `perfkit.tune`.
 
         Parameters
         ----------
         model : Transformer
             The model of all runs.
+        **given : value
+            Fields of a `Strategy` that the log does not state, or that replace what it states.
 
         Returns
         -------
@@ -197,7 +201,7 @@ class TrainingLog(Tabular):
             Seconds; the strategy; what the log states of its model that differs from `model`; the
             software.
         """
-        strategy = self.strategy()
+        strategy = self.strategy(**given)
         row: dict[str, Any] = {"seconds": self.seconds}
         for item in fields(Strategy):
             value = getattr(strategy, item.name)
@@ -222,6 +226,13 @@ class TrainingLog(Tabular):
             As `steps`.
         """
         return self.steps
+
+    def sections(self) -> Sections:
+        """What a report shows, see `perfkit.ground.results.Sections`."""
+        if self.configuration:
+            stated = [(key, str(value)) for key, value in self.configuration.items()]
+            yield "What the log states", [("name", "value"), *stated]
+        yield f"Its first {_SHOWN} steps", self.steps.head(_SHOWN)
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
@@ -475,7 +486,14 @@ def _check_one_run(
 ) -> None:
     """Refuse a log whose starts have different arguments."""
     starts = [event.line for event in events if event.kind == "start"]
-    if dialect == "torchtitan" or len(starts) < 2 or "------ arguments ------" not in text:
+    if dialect == "torchtitan":
+        contradiction = find_contradiction(text)
+        if contradiction:
+            raise ValueError(
+                f"{name} holds several runs: {contradiction}; make one file for each run"
+            )
+        return
+    if len(starts) < 2 or "------ arguments ------" not in text:
         return
     lines = text.split("\n")
     for line in starts:

@@ -276,7 +276,7 @@ def _read_megatron_formats(stated: Mapping[str, Any], run: LoggedRun) -> None:
     elif run.model.get("layers"):
         run.model["optimizer"] = "adamw"
         run.model["fused"] = True
-        if optimizer not in (None, "adam"):
+        if optimizer is not None and "adam" not in str(optimizer):
             run.notes.append(f"optimizer {optimizer} is priced as adamw; give optimizer")
 
 

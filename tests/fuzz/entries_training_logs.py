@@ -2,13 +2,14 @@
 become models and strategies."""
 
 import gzip
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import perfkit as pk
-from tests.fuzz.damage import Rng, choose, damage_bytes, damage_text
+from tests.fuzz.damage import Rng, choose, damage_bytes, damage_text, junk
 from tests.fuzz.entries_logs import listen
 from tests.fuzz.harness import Entry, Nonsense
 
@@ -160,8 +161,31 @@ def read_damaged(rng: Rng, folder: Path) -> Any:
     return what()
 
 
+@cache
+def predict_bert() -> pk.Prediction:
+    """A prediction that measurements are set beside."""
+    model = pk.Transformer.bert("bert-base", batch=16, sequence=128, dtype="bf16")
+    return listen(lambda: pk.predict(model, "a100-sxm-8", ranks=8))[0]
+
+
+def set_beside(rng: Rng, folder: Path) -> pk.Deviation:
+    """A measurement is inside the interval where it is between its ends; anything else is refused."""
+    r = predict_bert()
+    seconds = r.time * 10 ** rng.uniform(-3, 3)
+    step = pk.MeasuredStep(seconds=seconds, ranks=int(choose(rng, (8, 16))), iterations=2)
+    measured = choose(rng, (seconds, step, junk(rng)))
+    deviation = r.against(measured)
+    low, high = r.interval(0.8)
+    if deviation.is_inside != (low <= deviation.measured.seconds <= high):
+        raise Nonsense(f"{deviation}")
+    if not 0 <= deviation.share_as_far <= 1:
+        raise Nonsense(f"{deviation.share_as_far} of measurements are as far off")
+    return deviation
+
+
 ENTRIES: dict[str, Entry] = {
     "training-steps": Entry(read_steps, 0.5, new=True),
     "training-arguments": Entry(read_arguments, 0.3, new=True),
     "training-damaged": Entry(read_damaged, 0.5, new=True),
+    "training-beside": Entry(set_beside, 0.02, new=True),
 }
