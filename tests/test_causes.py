@@ -32,6 +32,7 @@ from perfkit.diagnosis.records import (
     Word,
 )
 from perfkit.diagnosis.shapes import find_addition, find_kink, find_late_switch
+from perfkit.readers.nccl import read_logs
 from tests.nccl_cases import Curve, Run, follow, make_case, say
 
 GB = 1e9
@@ -388,6 +389,29 @@ def test_bridges_join_pairs_only(tmp_path: Path) -> None:
     assert "NVLink not used" in names(case)
 
 
+def test_nvlink_that_gives_a_part(tmp_path: Path) -> None:
+    usual = follow(20e-6, 235 * GB)
+    case = make_case(tmp_path, Run(follow(20e-6, 150 * GB)), usual, expect(A100, 235 * GB))
+    assert names(case) == ["part of NVLink"]
+    assert "50% of NVLink's 300 GB/s" in words(find(case, "part of NVLink"))
+    case = make_case(tmp_path, Run(with_kink(4e9, 1.7)), usual, expect(A100, 235 * GB))
+    assert "part of NVLink" not in names(case)
+
+
+def test_a_network_within_a_node(tmp_path: Path) -> None:
+    usual = follow(20e-6, 235 * GB)
+    over = say("Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA")
+    case = make_case(
+        tmp_path, Run(follow(40e-6, 20 * GB), said=(over,)), usual, expect(A100, 235 * GB)
+    )
+    assert names(case)[0] == "network within a node"
+    two = say("comm 0x1 rank 0 nRanks 8 nNodes 2 localRanks 4 localRank 0 MNNVL 0")
+    case = make_case(
+        tmp_path, Run(follow(40e-6, 20 * GB), said=(over, two)), usual, expect(A100, 235 * GB)
+    )
+    assert "network within a node" not in names(case)
+
+
 NO_NVLS = say("NVLS multicast support is not available on dev 0")
 NVLS = say("NVLS multicast support is available on dev 0")
 CHANNELS = "{} coll channels, 0 collnet channels, {} nvls channels, 32 p2p channels, 32 p2p channels per peer"
@@ -427,6 +451,8 @@ def test_nvlink_sharp_that_is_used_or_absent_by_nature_is_no_cause(tmp_path: Pat
     assert "NVLink SHARP off" not in names(used)
     card = make_hopper(tmp_path, 366 * GB, NO_NVLS, device="NVIDIA H100 NVL")
     assert "NVLink SHARP off" not in names(card)
+    old = make_hopper(tmp_path, 366 * GB, say("NCCL version 2.14.3+cuda11.7"))
+    assert "2.17" in words(find(old, "NVLink SHARP off"))
     far_below = make_hopper(tmp_path, 200 * GB)
     assert "NVLink SHARP off" not in names(far_below)
 
@@ -626,6 +652,22 @@ def test_runs_that_differ_for_no_host(tmp_path: Path) -> None:
     assert "differ by 1.8 times" in cause.sentence
 
 
+def test_a_network_that_loses_packets(tmp_path: Path) -> None:
+    usual = follow(25e-6, 192 * GB)
+
+    def lossy(moved: float) -> float:
+        return usual(moved) * (4 if int(np.log2(moved)) % 2 else 1)
+
+    said = [list_adapters(host, ["mlx5_0"], "RoCE") for host in FOUR]
+    expectation = expect(A100, 192 * GB, adapters=EIGHT_HDR)
+    case = make_case(tmp_path, Run(lossy, hosts=FOUR, said=tuple(said)), usual, expectation)
+    assert find(case, "lost packets").certainty is Certainty.LIKELY
+    case = make_case(tmp_path, Run(lossy, hosts=FOUR), usual, expectation)
+    assert find(case, "lost packets").certainty is Certainty.POSSIBLE
+    case = make_case(tmp_path, Run(with_kink(200e6, 2.5), hosts=FOUR), usual, expectation)
+    assert "lost packets" not in names(case)  # one fall is a kink
+
+
 # -- the run
 # --------------------------------------------------------------------------------------------------
 
@@ -652,6 +694,48 @@ def test_processes_that_ran_alone(tmp_path: Path) -> None:
     whole = "$ mpirun -np 8 ./build/all_reduce_perf -b 8 -e 8G -f 2 -g 1 -n 100"
     case = make_case(tmp_path, Run(usual, command=whole), usual, expect(A100, 235 * GB))
     assert names(case) == []
+
+
+def test_machines_of_one_name(tmp_path: Path) -> None:
+    usual = follow(25e-6, 44 * GB)
+    expectation = expect(A100, 230 * GB)
+    sixteen = Run(usual, local=16, buses=2 * BOARD)
+    # the same device and bus stand in the list of one host twice
+    text = re.sub(r"device +(\d+)", lambda found: f"device {int(found[1]) % 8}", sixteen.write())
+    path = tmp_path / "twice.log"
+    path.write_text(text, encoding="utf-8")
+    case = make_case(tmp_path, sixteen, usual, expectation)
+    (facts,) = read_logs(path).facts
+    assert names(replace(case, facts=facts))[0] == "shared name"
+    assert "shared name" not in names(case)
+    # two GPUs of each switch share a bus number, where only that is printed
+    pairs = ("0x10", "0x10", "0x20", "0x20", "0x90", "0x90", "0xa0", "0xa0")
+    case = make_case(tmp_path, Run(usual, buses=pairs), usual, expectation)
+    assert "shared name" not in names(case)
+    counted = say("comm 0x1 rank 0 nRanks 8 nNodes 2 localRanks 4 localRank 0 MNNVL 0")
+    case = make_case(tmp_path, Run(usual, said=(counted,)), usual, expectation)
+    assert find(case, "shared name").certainty is Certainty.SEEN
+
+
+def test_racks_that_share_nvlink(tmp_path: Path) -> None:
+    device = "NVIDIA GB200"
+    run = Run(follow(25e-6, 840 * GB), device=device, hosts=("t-0", "t-1"), local=4)
+    expectation = expect(device, 180 * GB, nvlink=900 * GB, local=4, limit=400 * GB)
+    cause = find_causes(make_case(tmp_path, run, follow(25e-6, 180 * GB), expectation))[0]
+    assert (cause.name, cause.certainty) == ("shared NVLink", Certainty.LIKELY)
+
+
+def test_faults_of_versions(tmp_path: Path) -> None:
+    usual = follow(60e-6, 760 * GB)
+    expectation = expect("NVIDIA B300", 760 * GB, nvlink=900 * GB)
+
+    def make(version: str) -> Case:
+        said = (say(f"NCCL version {version}+cuda13.1"),)
+        run = Run(follow(60e-6, 220 * GB), device="NVIDIA B300", hosts=FOUR, said=said)
+        return make_case(tmp_path, run, usual, expectation)
+
+    assert "rings give 760" in find(make("2.29.7"), "known fault").sentence
+    assert "known fault" not in names(make("2.30.4"))
 
 
 BOARD = ("0x07", "0x0b", "0x48", "0x4c", "0x88", "0x8b", "0xc8", "0xcb")

@@ -17,16 +17,20 @@ Signature = Callable[[Case], Cause | None]
 ALARMS: tuple[Signature, ...] = (
     causes_run.find_wrong_values,
     causes_run.find_separate_runs,
+    causes_run.find_shared_names,
 )
 #: Why a run is slow or too good, in the order in which equally sure ones are told.
 SIGNATURES: tuple[Signature, ...] = (
     causes_run.find_one_machine,
+    causes_run.find_shared_nvlink,
     causes_sockets.find_sockets,
     causes_adapters.find_missing_adapter,
     causes_adapters.find_no_gpu_direct,
+    causes_node.find_network_within_node,
     causes_node.find_host_memory,
     causes_node.find_unused_nvlink,
     causes_node.find_no_nvlink_sharp,
+    causes_curve.find_lost_packets,
     causes_curve.find_worse_algorithm,
     causes_curve.find_late_protocol,
     causes_node.find_few_channels,
@@ -38,6 +42,8 @@ SIGNATURES: tuple[Signature, ...] = (
     causes_adapters.find_fewer_rails,
     causes_adapters.find_half_adapters,
     causes_adapters.find_flat_topology,
+    causes_run.find_known_faults,
+    causes_node.find_part_of_nvlink,
     causes_curve.find_spread,
     causes_run.find_mixed_devices,
     causes_run.find_bound_processes,

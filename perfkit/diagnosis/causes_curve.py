@@ -4,6 +4,7 @@ import polars as pl
 
 from perfkit.diagnosis.evidence import (
     Curve,
+    is_between_nodes,
     is_slow,
     join_names,
     list_settings,
@@ -16,7 +17,7 @@ from perfkit.diagnosis.evidence import (
 )
 from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range
-from perfkit.diagnosis.shapes import Kink, find_addition, find_kink, find_late_switch
+from perfkit.diagnosis.shapes import Kink, count_turns, find_addition, find_kink, find_late_switch
 from perfkit.ground.units import format_time
 
 #: Halves that differ by more than this are no noise [-]: 0.97 to 1.004 in 26 healthy curves, where in
@@ -27,6 +28,8 @@ _LARGE = 2**20
 #: Repeats of a size that differ by more than this are not alike [-]: pairs of nodes with a bad one
 #: among them give 49 instead of 88 GB/s (NVIDIA/nccl-tests#106).
 _SPREAD = 1.3
+#: Turns of the bandwidth, by a factor of two, that are no change of algorithm [-]: these go one way.
+_TURNS = 3
 _LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
 
 
@@ -144,6 +147,56 @@ def _explain_single(case: Case, curve: Curve, kink: Kink) -> Cause:
         ),
         ("NVIDIA/nccl#307",),
         Certainty.POSSIBLE,
+        sizes=_LARGE_SIZES,
+    )
+
+
+def find_lost_packets(case: Case) -> Cause | None:
+    """A network that loses packets: bandwidth that breaks down and comes back from size to size.
+
+    Evidence: between nodes, the bandwidth of large messages falls to half or less and doubles again, in
+    turns (likely with RoCE adapters, else possible). A link alone gives larger messages no less.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    if not is_between_nodes(case) or not is_slow(case, Range.MIDDLE, Range.BANDWIDTH):
+        return None
+    curve = take_curve(case)
+    large = curve.nbytes >= _LARGE
+    rates = curve.busbw[large]
+    turns = count_turns(rates)
+    if turns < _TURNS or not curve.slow[large].any():
+        return None
+    facts = take_facts(case)
+    roce = [adapter for adapter in facts.adapters if adapter.fabric == "RoCE"]
+    lowest = int(rates.argmin())
+    line = int(curve.lines[large][lowest])
+    text = (
+        f"from {write_size(_LARGE)} on the bandwidth halves and doubles {turns} times: "
+        f"{write_rate(float(rates.min()))} to {write_rate(float(rates.max()))}"
+    )
+    evidence = [Evidence(text, case.file, line)]
+    if roce:
+        evidence.append(quote(case, roce[0], f"{roce[0].name} is a RoCE adapter"))
+    return Cause(
+        "lost packets",
+        "the bandwidth breaks down and comes back, as where a network loses packets",
+        tuple(evidence),
+        (
+            "flow control of adapters and switches, the same on all of them: PFC for the class of RoCE, ECN",
+            "counters of the adapters and switch ports: discards, pause frames, retransmissions",
+            "MTU alike everywhere; other traffic on the same links",
+        ),
+        ("NVIDIA/nccl#378", "NVIDIA/nccl#709"),
+        Certainty.LIKELY if roce else Certainty.POSSIBLE,
         sizes=_LARGE_SIZES,
     )
 

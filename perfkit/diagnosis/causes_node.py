@@ -12,12 +12,14 @@ from perfkit.diagnosis.evidence import (
     list_settings,
     quote,
     quote_settings,
+    take_curve,
     take_facts,
     write_rate,
 )
 from perfkit.diagnosis.known_rates import PCIE_LINES, Path, find_shares
 from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
+from perfkit.diagnosis.shapes import find_kink
 
 #: GeForce cards, whose driver gives no peer access over PCIe: RTX 20 (NVIDIA/nccl-tests#117, a 2080 Ti
 #: has none), 30, 40 (NVIDIA/nccl#1086) and 50 (tinygrad/open-gpu-kernel-modules#29).
@@ -28,6 +30,8 @@ _GEFORCE_PCIE = {"20": 3, "30": 4, "40": 4, "50": 5}
 #: and Blackwell tuning guides. Cards for PCIe, also those with bridges (NVL), have no switch.
 _HAS_MULTICAST = re.compile(r"\b(H100|H200|H800|H20|B100|B200|B300|GB200|GB300)\b")
 _IS_CARD = re.compile(r"PCIe|\bNVL\b", re.IGNORECASE)
+#: First version of NCCL with NVLink SHARP (NVIDIA/nccl-tests#153).
+_FIRST_WITH_MULTICAST = (2, 17)
 #: Cards that NVLink bridges join in pairs.
 _BRIDGED = re.compile(
     r"A100.*PCIe|H100.*PCIe|H100 NVL|H200 NVL|\bA40\b|\bA30\b|RTX A[456]\d00|V100-PCIE|\bA800.*PCIe",
@@ -78,6 +82,7 @@ _HOST_ADVICE = (
     "sockets is crossed twice otherwise",
     "on AMD EPYC: four NUMA nodes per socket (NPS4), and IOMMU off or iommu=pt",
     "ACS off on all PCIe bridges, so that cards with peer access reach each other directly",
+    "lspci -vv, LnkSta against LnkCap: do all slots run at their width and generation?",
     'run with NCCL_DEBUG=INFO: "via P2P" is direct, "via SHM" is through the host',
 )
 
@@ -148,7 +153,7 @@ def _explain_host_memory(case: Case) -> Cause:
         f"data between GPUs of a node pass through the memory of the host{reason}",
         tuple(evidence),
         tuple(advice),
-        ("NVIDIA/nccl#766", "NVIDIA/nccl-tests#74", "NVIDIA/nccl#1086", "NVIDIA/nccl#324"),
+        ("NVIDIA/nccl#766", "NVIDIA/nccl-tests#228", "NVIDIA/nccl-tests#74", "NVIDIA/nccl#1086"),
         Certainty.SEEN,
     )
 
@@ -203,7 +208,7 @@ def _guess_host_memory(case: Case) -> Cause | None:
         "data between GPUs pass through the memory of the host: GeForce cards have no peer access. Some "
         "of the loss is the nature of these cards",
         tuple(evidence),
-        (_HOST_ADVICE[0], *_HOST_ADVICE[1:3], _HOST_ADVICE[4]),
+        (*_HOST_ADVICE[:3], *_HOST_ADVICE[4:]),
         (
             "NVIDIA/nccl#1086",
             "NVIDIA/nccl#766",
@@ -279,6 +284,106 @@ def find_unused_nvlink(case: Case) -> Cause | None:
         ),
         ("NVIDIA/nccl#324", "NVIDIA/nccl#1562"),
         certainty,
+    )
+
+
+def find_part_of_nvlink(case: Case) -> Cause | None:
+    """NVLink that gives a part of its rate.
+
+    Evidence: the rate is more than PCIe carries and less than expected, in all sizes that bandwidth
+    decides (possible).
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    nvlink = case.expectation.links.nvlink
+    expected = case.expectation.busbw
+    plateau = find_plateau(case)
+    line = find_pcie_line(case)
+    if not _is_on_one_node(case) or not is_slow(case, Range.BANDWIDTH):
+        return None
+    if nvlink is None or expected is None or plateau is None or line is None:
+        return None
+    if plateau.busbw <= line or case.ranks < 2:
+        return None
+    curve = take_curve(case)
+    if find_kink(curve.nbytes, curve.busbw) is not None:
+        return None
+    evidence = [
+        describe_plateau(case, plateau),
+        Evidence(
+            f"more than the {write_rate(line)} of PCIe, {plateau.busbw / nvlink.value:.0%} of NVLink's "
+            f"{write_rate(nvlink.value)}",
+            case.file,
+            plateau.line,
+        ),
+    ]
+    return Cause(
+        "part of NVLink",
+        "NVLink gives a part of its rate: links may be down, or one GPU is slower than the others",
+        tuple(evidence),
+        (
+            "nvidia-smi nvlink -s and -e on all GPUs: are all links up, at one rate, without errors?",
+            "nvidia-smi -q -d PERFORMANCE,CLOCK during the run: does a GPU slow down?",
+            "nvbandwidth, device_to_device, finds the pair that is slow",
+            "run with NCCL_DEBUG=INFO: as many channels and nvls channels as on a fast node?",
+        ),
+        ("Azure/azhpc-diagnostics#73", "NVIDIA/nccl#557"),
+        Certainty.POSSIBLE,
+        sizes=_LARGE_SIZES,
+    )
+
+
+def find_network_within_node(case: Case) -> Cause | None:
+    """GPUs of one node that reach each other over the network.
+
+    Evidence: NCCL lists NET connections in a run on one node (seen).
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    facts = take_facts(case)
+    if not _is_on_one_node(case) or not is_slow(case) or (facts.nodes or 1) > 1:
+        return None
+    over_network = [each for each in facts.transports if each.way == "NET"]
+    if not over_network:
+        return None
+    settings = list_settings(case, Effect.NO_PEERS, Effect.NO_SHARED_MEMORY)
+    total = sum(each.times for each in facts.transports)
+    count = sum(each.times for each in over_network)
+    text = f"{count} of {total} connections within the node are {over_network[0].name}"
+    evidence = [quote(case, over_network[0], text), *quote_settings(case, settings)]
+    plateau = find_plateau(case)
+    if plateau is not None:
+        evidence.append(describe_plateau(case, plateau))
+    advice = []
+    if settings:
+        advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
+    advice += [
+        "all GPUs of the node in one container; or --ipc=host and one /dev/shm for all of its containers",
+        "names of hosts and NCCL_HOSTID: ranks of one node must agree",
+    ]
+    return Cause(
+        "network within a node",
+        "GPUs of one node reach each other over the network, neither directly nor by shared memory",
+        tuple(evidence),
+        tuple(advice),
+        ("NVIDIA/nccl#324", "NVIDIA/nccl#1781", "NVIDIA/nccl#1511", "NVIDIA/nccl#406"),
+        Certainty.SEEN,
     )
 
 
@@ -365,6 +470,13 @@ def find_no_nvlink_sharp(case: Case) -> Cause | None:
 def _quote_multicast(case: Case) -> list[Evidence]:
     """Lines that say that NVLink SHARP is not there."""
     evidence = []
+    facts = take_facts(case)
+    numbers = re.match(r"(\d+)\.(\d+)", facts.version or "")
+    if numbers is not None and facts.library != "RCCL" and facts.versions:
+        version = (int(numbers[1]), int(numbers[2]))
+        if version < _FIRST_WITH_MULTICAST:
+            text = f"NCCL {facts.version}; NVLink SHARP came with 2.17"
+            evidence.append(quote(case, facts.versions[0], text))
     absent = [each for each in take_facts(case).multicast if not each.is_available]
     if absent:
         count = len(absent)

@@ -35,6 +35,8 @@ _BOUND = re.compile(
 _FEW_CORES = 2
 #: GPUs that AMD joins pairwise, each with a link to every other of eight.
 _MESH = re.compile(r"\bMI(?:300|308|325|350|355)\w*")
+#: GPUs of racks whose nodes share NVLink.
+_RACK = re.compile(r"\bGB[23]00\b")
 #: Most GPUs of one machine whose buses are compared [-]: HGX boards have up to 16.
 _ONE_BOARD = 16
 
@@ -239,6 +241,180 @@ def _compare_slots(case: Case, algbw: float, line_number: int) -> list[Evidence]
         f"{write_rate(line)} carry, about {write_rate(most)}, whatever the network"
     )
     return [Evidence(text, case.file, line_number)]
+
+
+def find_shared_names(case: Case) -> Cause | None:
+    """Machines that bear one name, and so look like one node.
+
+    Evidence: NCCL counts more nodes than the list of devices has hosts (seen), or the list of one host
+    has every GPU twice or more (likely). One GPU cannot be two ranks of NCCL.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    remark : Cause or None
+        None where it is not so.
+    """
+    facts = take_facts(case)
+    if case.nodes != 1 or not facts.places:
+        return None
+    evidence = []
+    certainty = None
+    if facts.nodes is not None and facts.nodes > 1 and facts.ranks == case.ranks:
+        certainty = Certainty.SEEN
+        evidence.append(
+            Evidence(f"NCCL counts {facts.nodes} nodes, the list of devices 1 host", case.file)
+        )
+    repeats = _count_repeats([f"{place.device} {place.bus}" for place in facts.places])
+    if repeats > 1 and all(place.bus for place in facts.places):
+        certainty = certainty or Certainty.LIKELY
+        text = f"{facts.places[0].host} lists the same {case.ranks // repeats} GPUs {repeats} times"
+        evidence.append(quote(case, facts.places[0], text))
+    if certainty is None:
+        return None
+    return Cause(
+        "shared name",
+        "several machines have the same host name: what is expected of one node does not hold",
+        tuple(evidence),
+        ("give each machine or container a name of its own (hostname), and run again",),
+        ("NVIDIA/nccl#187", "modal-labs/modal-client#2332"),
+        certainty,
+        _REMARK,
+    )
+
+
+def _count_repeats(names: Sequence[str]) -> int:
+    """How often a list repeats its first part; 1 where it does not."""
+    for repeats in range(len(names) // 2, 1, -1):
+        part = len(names) // repeats
+        is_whole = part * repeats == len(names)
+        if is_whole and list(names) == repeats * list(names[:part]):
+            return repeats
+    return 1
+
+
+def find_shared_nvlink(case: Case) -> Cause | None:
+    """Nodes that share NVLink, such as those of an NVL72 rack: more than adapters carry is right.
+
+    Evidence: NCCL says MNNVL (seen), or the devices are those of such racks (likely).
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    if case.nodes is None or case.nodes < 2 or not is_too_good(case):
+        return None
+    said = [remark for remark in take_facts(case).remarks if remark.topic == "MNNVL"]
+    device = case.expectation.device or ""
+    if not said and not _RACK.search(device):
+        return None
+    evidence = [quote(case, said[0], "NCCL joins the nodes by NVLink (MNNVL)")] if said else []
+    if not said:
+        evidence.append(Evidence(f"{device}: racks of these share NVLink between nodes", case.file))
+    plateau = find_plateau(case)
+    if plateau is not None:
+        evidence.append(describe_plateau(case, plateau))
+    return Cause(
+        "shared NVLink",
+        "the nodes share NVLink, so their adapters do not bound them: this is right, and no network was "
+        "measured",
+        tuple(evidence),
+        ("NCCL_MNNVL_ENABLE=0 measures the network between these nodes",),
+        ("coreweave/nccl-tests#43",),
+        Certainty.SEEN if said else Certainty.LIKELY,
+        frozenset((Word.TOO_GOOD,)),
+    )
+
+
+class _Fault(NamedTuple):
+    """A fault of some versions of NCCL that was published; others may have it, too."""
+
+    device: re.Pattern[str]
+    first: tuple[int, ...]  # first version that is said to have it
+    fixed: tuple[int, ...]  # first version of which nobody says so
+    operation: str
+    nodes: int  # from so many on [-]
+    sentence: str
+    advice: str
+    citation: str
+
+
+_FAULTS = (
+    _Fault(
+        re.compile(r"B300"),
+        (2, 29),
+        (2, 30, 3),
+        "all_reduce",
+        3,
+        "NVLSTree gives 200 GB/s on four nodes and more, where rings give 760",
+        "NCCL_ALGO=Ring, or NCCL 2.30.3",
+        "NVIDIA/nccl#2035",
+    ),
+    _Fault(
+        re.compile(r"H100|H800|H200"),
+        (2, 19, 3),
+        (2, 20),
+        "all_reduce",
+        8,
+        "NVLSTree cuts messages into chunks of 64 KiB on many nodes: 104 GB/s, where 280 were before",
+        "NCCL_ALGO=^NVLSTree, or another version",
+        "NVIDIA/nccl#1112",
+    ),
+)
+
+
+def find_known_faults(case: Case) -> Cause | None:
+    """Faults of some versions of NCCL that others have published.
+
+    Evidence: the version that the log names, with device, operation and number of nodes (possible).
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where none is known.
+    """
+    facts = take_facts(case)
+    version = _read_version(facts.version)
+    if version is None or facts.library == "RCCL" or not is_slow(case, Range.BANDWIDTH):
+        return None
+    device = case.expectation.device or ""
+    for fault in _FAULTS:
+        is_affected = fault.first <= version < fault.fixed and fault.device.search(device)
+        is_alike = fault.operation == case.operation and (case.nodes or 0) >= fault.nodes
+        if is_affected and is_alike and case.expectation.algorithm is None:
+            evidence = quote(case, facts.versions[0], f"NCCL {facts.version}")
+            return Cause(
+                "known fault",
+                f"this version of NCCL has a known fault: {fault.sentence}",
+                (evidence,),
+                (fault.advice,),
+                (fault.citation,),
+                Certainty.POSSIBLE,
+                sizes=frozenset((Range.MIDDLE, Range.BANDWIDTH)),
+            )
+    return None
+
+
+def _read_version(text: str | None) -> tuple[int, ...] | None:
+    """A version as numbers; None for none."""
+    if text is None or not re.fullmatch(r"\d+(?:\.\d+)*", text):
+        return None
+    return tuple(int(part) for part in text.split("."))
 
 
 # -- settings

@@ -110,6 +110,10 @@ def _explain_sockets(case: Case, plateau: Plateau | None) -> Cause:
         advice.append("install libibverbs (rdma-core) in the container or on the nodes")
     elif "no IB device" in topics:
         reason = ", because it finds no adapter"
+        for name in ("NCCL_IB_HCA", "NCCL_NET_PLUGIN"):
+            for setting in facts.find_settings(name):
+                evidence.append(quote(case, setting, f"{name}={setting.value}"))
+                advice.append(f"see whether {name}={setting.value} leaves out what should be used")
     for remark in facts.remarks:
         if remark.topic in ("no libibverbs", "no IB device"):
             evidence.append(quote(case, remark, remark.text))

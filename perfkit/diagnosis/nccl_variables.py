@@ -85,6 +85,7 @@ VARIABLES: tuple[Variable, ...] = (
         "LOC|0",
         Effect.NO_PEERS,
         "GPUs never copy to each other directly",
+        citations=("NVIDIA/nccl-tests#228",),
     ),
     Variable(
         "NCCL_P2P_LEVEL",

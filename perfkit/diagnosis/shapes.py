@@ -105,6 +105,41 @@ def find_kink(nbytes: Array, rates: Array) -> Kink | None:
     )
 
 
+def count_turns(rates: Array) -> int:
+    """Count how often a bandwidth falls to half or less and doubles again.
+
+    Parameters
+    ----------
+    rates : array, shape (sizes,)
+        Bandwidth by size, ascending [B/s].
+
+    Returns
+    -------
+    turns : int
+        Falls and rises by a factor of two, each from the last turn on; the first rise is none [-].
+
+    Examples
+    --------
+    It falls, rises and falls again:
+
+    >>> count_turns(np.array([10.0, 20, 9, 4, 18, 6])), count_turns(np.array([5.0, 10, 20, 40]))
+    (3, 0)
+    """
+    turns = 0
+    best = worst = rates[0] if len(rates) else 0.0
+    falls = False
+    for rate in rates:
+        best = max(best, rate)
+        worst = min(worst, rate)
+        if not falls and rate <= best / 2:
+            turns += 1
+            falls, worst = True, rate
+        elif falls and rate >= 2 * worst:
+            turns += 1
+            falls, best = False, rate
+    return turns
+
+
 @dataclass(frozen=True)
 class LateSwitch:
     """A size that takes less time than a smaller one.
