@@ -18,7 +18,7 @@ from perfkit.ground.units import format_time, steady
 from perfkit.models.distributions import Zipf
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
-from perfkit.sharding import bound, costs, planner, problem, setup, starts, state
+from perfkit.sharding import bound, costs, planner, prices, problem, setup, starts, state
 from perfkit.sharding.candidates import list_candidates, list_floors
 from perfkit.sharding.costs import COLUMNS, Cost
 from perfkit.sharding.planner import (
@@ -418,7 +418,7 @@ def shake_last_bits(patch: pytest.MonkeyPatch, rng: np.random.Generator) -> None
         return steady(shake(values))
 
     patch.setattr(costs, "price", price)
-    for module in (costs, bound, setup, planner, starts, state):
+    for module in (costs, prices, setup, planner, starts, state):
         patch.setattr(module, "steady", shake_and_steady)
 
 
@@ -895,7 +895,11 @@ def test_the_bound_is_the_least_time_of_tables_that_can_be_divided(platform: str
     nothing = np.zeros((1, whole.shape[1]))
     of_copied = np.concatenate([nothing, np.cumsum(copied, axis=0)])
     of_whole = whole.sum(axis=0) - np.concatenate([nothing, np.cumsum(whole, axis=0)])
-    times = task.time(of_copied + of_whole)
+    loads = of_copied + of_whole
+    # each rank exchanges the rows of whole tables, of 64 columns
+    rows = 64 * 4 * 65536
+    loads[:, Resource.POOLED] = np.ceil(loads[:, Resource.POOLED] / rows - 1e-9) * rows
+    times = task.time(loads)
     assert 0 < np.argmin(times) < count
     found = bound.find_lower_bound(task, floors)
     assert times.min() * (1 - 2e-4) < found.time <= times.min()

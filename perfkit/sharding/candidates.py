@@ -10,7 +10,7 @@ import numpy as np
 
 from perfkit.ground.units import Array, format_bytes
 from perfkit.sharding.constraints import InfeasibleError
-from perfkit.sharding.problem import Candidates, Floors, Problem, Resource
+from perfkit.sharding.problem import Candidates, Floors, Grain, Problem, Resource
 from perfkit.workloads.placement_kinds import PLACEMENT_KINDS, WHOLE, PlacementKind, Reduction
 from perfkit.workloads.tables import name_tables
 
@@ -19,6 +19,9 @@ _COLUMNS_AT_A_TIME = 4
 #: Smallest load of a table that is split, over the average load of a rank [-]; docs/formulas.md,
 #: table 8.2.
 _LARGE = 0.2
+#: Most multiples of the grain of pooled rows in a shard; largest number of bytes that is known to the
+#: byte [-, B].
+_MOST_GRAINS, _LARGEST_WHOLE = 64, 2.0**53
 
 
 class _Joined(NamedTuple):
@@ -242,20 +245,103 @@ def _list_powers_of_two(most: int) -> list[int]:
     return [2**power for power in range(1, most.bit_length())]
 
 
+def find_grain(nbytes: Array) -> float | None:
+    """Largest common divisor of these bytes; None if they are no whole numbers, or if it is too small
+    to make a difference [B]."""
+    if (nbytes != np.floor(nbytes)).any() or not nbytes.any() or nbytes.max() > _LARGEST_WHOLE:
+        return None
+    grain = float(np.gcd.reduce(nbytes.astype(int)))
+    return grain if nbytes.max() <= _MOST_GRAINS * grain else None
+
+
 @dataclass(eq=False)
 class _FloorList(_EntriesOfTables):
     """Least loads of tables, as they are listed."""
 
     average: list[Array] = field(default_factory=list)
+    everywhere: list[Array] = field(default_factory=list)
     largest: list[Array] = field(default_factory=list)
+    breaks: list[np.ndarray] = field(default_factory=list)
 
-    def add(self, kind: PlacementKind, members: np.ndarray, average: Array, largest: Array) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        #: Bytes of pooled rows of which whole tables have multiples; None if they may be any [B].
+        self.grain = self.find_grain()
+
+    def find_grain(self) -> float | None:
+        """Grain of the pooled rows of whole tables; None where there is none, or where a table may be
+        split by columns [B]."""
+        if self.can_be_split_by_columns().any():
+            return None
+        return find_grain(self.whole[:, Resource.POOLED])
+
+    def can_be_split_by_columns(self) -> np.ndarray:
+        """Which tables may have several shards by columns."""
+        may_be = np.zeros(len(self.columns), dtype=bool)
+        for kind in PLACEMENT_KINDS:
+            if kind.splits_columns and kind.name in self.problem.kinds:
+                may_be |= self.problem.constraints.allowed[kind.name]
+        return may_be & (self.most_column_shards > 1)
+
+    def breaks_grain(self, kind: PlacementKind) -> np.ndarray:
+        """Which tables have shards whose pooled rows are no multiples of the grain."""
+        if (
+            self.grain is None
+            or not kind.splits_rows
+            or kind.reduction is Reduction.SUMS_OF_ALL_RANKS
+        ):
+            return np.zeros(len(self.rows), dtype=bool)
+        parts = self.problem.costs.count_parts(kind)
+        return np.asarray(self.whole[:, Resource.POOLED] % (parts * self.grain) > 0)
+
+    def add(self, kind: PlacementKind, members: np.ndarray, floors: "_FloorsOfTables") -> None:
         """Add placements of a kind for those of these tables that may have it."""
         tables = self.select(kind.name, members)
-        if len(tables) or not self.tables:
-            self.note(kind.name, tables)
-            self.average.append(average[tables])
-            self.largest.append(largest[tables])
+        if not len(tables) and self.tables:
+            return
+        self.note(kind.name, tables)
+        self.average.append(floors.average[tables])
+        self.everywhere.append(floors.everywhere[tables])
+        self.largest.append(floors.largest[tables])
+        self.breaks.append(self.breaks_grain(kind)[tables])
+
+    def join_floors(self) -> Floors:
+        """Least loads of units."""
+        joined = self.join()
+        grain = None
+        if self.grain is not None:
+            grain = Grain(self.grain, joined.take_first(self.breaks), self.find_least_partial())
+        return Floors(
+            joined.unit,
+            joined.kind,
+            joined.add_up(self.average),
+            joined.add_up(self.everywhere),
+            joined.add_up(self.largest),
+            grain,
+        )
+
+    def find_least_partial(self) -> float:
+        """See `Grain`."""
+        least = np.inf
+        for kind in PLACEMENT_KINDS:
+            tables = self.select(kind.name, self.breaks_grain(kind))
+            if len(tables):
+                least = min(least, float(self.whole[tables, Resource.POOLED].min()))
+        return least
+
+
+class _FloorsOfTables(NamedTuple):
+    """Least loads of one kind of placement of each table, shape (tables, resources).
+
+    Parameters
+    ----------
+    average, everywhere, largest : array
+        See `Floors` [s or B].
+    """
+
+    average: Array
+    everywhere: Array
+    largest: Array
 
 
 def list_floors(problem: Problem) -> Floors:
@@ -274,9 +360,11 @@ def list_floors(problem: Problem) -> Floors:
     # whole are left out beside it.
     largest = np.where(priced[:, None], floors.whole, 0.0)
     split = priced | ~problem.constraints.allowed[WHOLE.name]
+    nowhere = np.zeros_like(floors.whole)
     for kind in PLACEMENT_KINDS:
         if kind.is_whole:
-            floors.add(kind, everything, floors.whole / costs.ranks, largest)
+            whole = _FloorsOfTables(floors.whole / costs.ranks, nowhere, largest)
+            floors.add(kind, everything, whole)
         elif kind.splits_columns:
             _add_floors_of_columns(floors, kind, priced, split)
         elif kind.reduction is Reduction.SUMS_OF_ALL_RANKS:
@@ -287,10 +375,8 @@ def list_floors(problem: Problem) -> Floors:
             copies = np.zeros_like(floors.whole)
             copied = floors.select(kind.name, everything)
             copies[copied] = floors.find_loads(kind.name, copied).shard
-            floors.add(kind, everything, copies, copies)
-    joined = floors.join()
-    average = joined.add_up(floors.average)
-    return Floors(joined.unit, joined.kind, average, joined.add_up(floors.largest))
+            floors.add(kind, everything, _FloorsOfTables(copies, copies, copies))
+    return floors.join_floors()
 
 
 def _add_floors_of_columns(
@@ -320,7 +406,8 @@ def _add_floors_of_columns(
         average_of_shards = shard / share[:, None] / ranks
         average[divisible] = np.minimum(average[divisible], average_of_shards)
         largest[divisible] = np.minimum(largest[divisible], shard)
-    floors.add(kind, members & can_be_split, average, largest)
+    nowhere = np.zeros_like(floors.whole)
+    floors.add(kind, members & can_be_split, _FloorsOfTables(average, nowhere, largest))
 
 
 def _add_floors_of_rows(
@@ -329,18 +416,25 @@ def _add_floors_of_rows(
     """Add the least loads of splits by rows."""
     ranks, parts = floors.problem.costs.ranks, floors.problem.costs.count_parts(kind)
     average = floors.whole / ranks
+    everywhere = np.zeros_like(floors.whole)
     largest = np.zeros_like(floors.whole)
+    pooled = floors.whole[:, Resource.POOLED]
     if (
         kind.reduction is Reduction.SUMS_OF_ALL_RANKS
     ):  # each rank has partial sums of the whole batch
         average[:, Resource.POOLED] = 0.0
-        average[:, Resource.ROWS] = floors.whole[:, Resource.POOLED]
+        average[:, Resource.ROWS] = pooled
+    else:  # each rank of a node has them
+        average[:, Resource.PARTIAL] = pooled * parts / ranks
+        largest[:, Resource.PARTIAL] = pooled
     divisible = floors.rows >= parts
     tables = floors.select(kind.name, priced & divisible)
     loads = floors.find_loads(kind.name, tables)
     average[tables] = (parts * loads.shard + loads.hot_row) / ranks
+    if parts == ranks:
+        everywhere[tables] = loads.shard
     largest[tables] = loads.shard + loads.hot_row
-    floors.add(kind, members & divisible, average, largest)
+    floors.add(kind, members & divisible, _FloorsOfTables(average, everywhere, largest))
 
 
 def check_memory(problem: Problem, candidates: Candidates) -> None:

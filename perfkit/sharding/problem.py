@@ -245,6 +245,26 @@ class Candidates:
         return chosen
 
 
+class Grain(NamedTuple):
+    """Bytes of pooled rows of which every shard has a multiple, but for some splits by rows inside
+    nodes.
+
+    Parameters
+    ----------
+    nbytes : float
+        The bytes [B].
+    breaks : array of bool, shape (entries,)
+        Whether the shards of an entry of `Floors` have other parts.
+    least_partial : float
+        Bytes of partial sums on the fullest rank if any shard has another part, also one of a table
+        whose entries do not say so; infinite if there is none [B].
+    """
+
+    nbytes: float
+    breaks: np.ndarray
+    least_partial: float
+
+
 @dataclass(frozen=True, eq=False)
 class Floors:
     """Least loads of every way to place each unit of tables, sorted by unit.
@@ -260,15 +280,21 @@ class Floors:
         Kind of placement [-].
     average : array, shape (entries, resources)
         No plan of that kind gives a rank less than this on the mean of all ranks [s or B].
+    everywhere : array, shape (entries, resources)
+        No plan of that kind gives any rank less than this [s or B].
     largest : array, shape (entries, resources)
         No plan of that kind gives every rank less than this: some rank carries at least that
         [s or B].
+    grain : Grain or None
+        Bytes of pooled rows in whole multiples; None where they may be any.
     """
 
     unit: np.ndarray
     kind: np.ndarray
     average: Array
+    everywhere: Array
     largest: Array
+    grain: Grain | None
 
     @cached_property
     def first_of_unit(self) -> np.ndarray:

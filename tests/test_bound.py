@@ -1,0 +1,159 @@
+"""The lower bound beside the best of all plans, which are tried one by one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfkit.sharding.bound import find_lower_bound
+from perfkit.sharding.candidates import list_floors
+from perfkit.sharding.constraints import read_constraints
+from perfkit.sharding.prices import Entries, PricedCurve, find_prices
+from perfkit.sharding.problem import Problem, Resource
+from perfkit.sharding.setup import set_up
+from perfkit.workloads.placement_kinds import KINDS
+from perfkit.workloads.tables import EmbeddingTable, TableSet
+
+RANKS = 16
+#: Where tables lie whole: up to three ranks of each node differ.
+OWNERS = (0, 1, 2, 8, 9, 10)
+
+
+def set_up_problem(tables: TableSet, inputs: str = "local", **limits: Any) -> Problem:
+    """Tables on two nodes of H100."""
+    problem = set_up(tables, "h100-sxm-8x2", RANKS, None, "iteration", inputs)
+    names = [str(number) for number in range(len(tables.tables))]
+    constraints = read_constraints(names, RANKS, problem.costs.order, **limits)
+    return replace(problem, constraints=constraints)
+
+
+def list_loads(problem: Problem, table: int) -> np.ndarray:
+    """Loads of all ranks with each placement of a table of fewer than 256 columns, shape (placements,
+    ranks, resources)."""
+    costs, constraints = problem.costs, problem.constraints
+    placements = []
+    for kind in KINDS:
+        if kind not in problem.kinds or not constraints.allowed[kind][table]:
+            continue
+        priced = costs.shards(np.array([table]), kind)
+        shard, hot_row = (problem.find_loads(cost)[0] for cost in priced)
+        groups: Sequence[Sequence[int]] = []
+        if kind == "table_wise":
+            groups = [[rank] for rank in OWNERS]
+        elif kind == "table_row_wise":
+            groups = [range(8), range(8, 16)]
+        elif kind in ("data_parallel", "row_wise"):
+            groups = [range(RANKS)]
+        for ranks in groups:
+            loads = np.zeros((RANKS, len(Resource)))
+            loads[list(ranks)] = shard
+            loads[ranks[0]] += hot_row
+            placements.append(loads)
+    return np.array(placements)
+
+
+def find_least_time(problem: Problem) -> float:
+    """Time of the best of all plans [s]."""
+    loads = np.zeros((1, RANKS, len(Resource)))
+    for table in range(len(problem.costs.workload.tables)):
+        placements = list_loads(problem, table)
+        loads = (loads[:, None] + placements).reshape(-1, RANKS, len(Resource))
+    return float(problem.time(loads.max(axis=1)).min())
+
+
+def bound(problem: Problem) -> float:
+    """The lower bound [s]."""
+    return find_lower_bound(problem, list_floors(problem)).time
+
+
+def draw_tables(seed: int, count: int = 4) -> TableSet:
+    """Tables of 16 to 128 columns, some of which can fill a rank alone."""
+    rng = np.random.default_rng([seed, 21])
+    tables = []
+    for _ in range(count):
+        rows = round(10 ** rng.uniform(2, 6))
+        columns, pooling = int(rng.choice((16, 32, 64, 128))), round(float(rng.uniform(1, 60)), 1)
+        tables.append(EmbeddingTable(rows, columns, pooling, exponent=0.5))
+    embedding = str(rng.choice(("fused", "separate")))
+    return TableSet(tables, batch=int(2 ** rng.integers(12, 17)), embedding=embedding)
+
+
+@pytest.mark.parametrize("inputs", ["local", "exchanged"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_plan_of_few_tables_is_below_the_bound(seed: int, inputs: str) -> None:
+    rng = np.random.default_rng([seed, 22])
+    forbid = [kind for kind in KINDS if kind != "table_wise" and rng.random() < 0.3]
+    problem = set_up_problem(draw_tables(seed), inputs, forbid=forbid)
+    assert 0 < bound(problem) <= find_least_time(problem) * (1 + 1e-12)
+
+
+def test_a_whole_table_fills_a_rank_alone() -> None:
+    """One table has nearly all lookups, and no kind to split it is left: the rank with it is the
+    slowest in both directions. The average rank has a tenth."""
+    tables = [EmbeddingTable(1_000_000, 128, 60.0), EmbeddingTable(1_000_000, 128, 1.0)]
+    problem = set_up_problem(
+        TableSet(tables, batch=65536, embedding="fused"), forbid={*KINDS} - {"table_wise"}
+    )
+    least = find_least_time(problem)
+    assert least * (1 - 1e-3) < bound(problem) <= least
+
+
+def test_ranks_exchange_the_rows_of_whole_tables() -> None:
+    """17 equal tables on 16 ranks: one rank exchanges those of two."""
+    tables = [EmbeddingTable(100_000, 128, 1.0) for _ in range(17)]
+    problem = set_up_problem(
+        TableSet(tables, batch=65536, embedding="fused"), forbid={*KINDS} - {"table_wise"}
+    )
+    whole = problem.find_loads(problem.costs.shards(np.array([0]), "table_wise").shard)[0]
+    two = problem.time_messages(2 * whole)[Resource.POOLED]
+    average = problem.time_messages(17 / 16 * whole)[Resource.POOLED]
+    assert two > 1.5 * average
+    assert two < bound(problem) <= problem.time(2 * whole)
+
+
+def test_rows_of_a_node_may_be_other_parts() -> None:
+    """Rows of 16 columns over the 8 ranks of a node: two columns each. They are parts of the rows of
+    whole tables, but for as much as the partial sums take."""
+    tables = [EmbeddingTable(100_000, 16, 1.0) for _ in range(17)]
+    workload = TableSet(tables, batch=65536, embedding="fused")
+    only_whole = set_up_problem(workload, forbid={*KINDS} - {"table_wise"})
+    problem = set_up_problem(workload, forbid={*KINDS} - {"table_wise", "table_row_wise"})
+    whole = problem.find_loads(problem.costs.shards(np.array([0]), "table_wise").shard)[0]
+    split = problem.costs.shards(np.array([0]), "table_row_wise").shard
+    partial = problem.time_messages(problem.find_loads(split)[0])[Resource.PARTIAL]
+    two = problem.time_messages(2 * whole)[Resource.POOLED]
+    average = problem.time_messages(17 / 16 * whole)[Resource.POOLED]
+    assert bound(problem) <= bound(only_whole)
+    assert bound(problem) >= min(two, average + partial)
+
+
+def test_shards_of_any_number_of_columns_have_no_grain() -> None:
+    tables = TableSet(
+        [EmbeddingTable(100_000, 128, 1.0) for _ in range(5)], batch=4096, embedding="fused"
+    )
+    assert list_floors(set_up_problem(tables, min_columns=4)).grain is None
+    grain = list_floors(set_up_problem(tables, min_columns=128)).grain
+    assert grain is not None
+    assert grain.nbytes == 4096 * 128 * 4
+    by_columns = {"column_wise", "table_column_wise"}
+    assert list_floors(set_up_problem(tables, min_columns=4, forbid=by_columns)).grain is not None
+
+
+def test_the_best_prices_of_two_messages() -> None:
+    """Two units choose 1 s or 3 B of the first message, 1.5 s or 3 B of the second; these take
+    0.3 s and 0.2 s a byte. With prices at the slopes both send, which takes 0.9 and 0.6 s."""
+    entries = Entries(
+        np.arange(4),
+        np.array([0, 2]),
+        np.array([1.0, 0.0, 1.5, 0.0]),
+        np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 0.0], [0.0, 3.0]]),
+    )
+    sizes = np.array([0.0, 3.0])
+    curves = [
+        PricedCurve(Resource.POOLED, sizes, 0.3 * sizes, center=0.0, radius=1.0),
+        PricedCurve(Resource.INDICES, sizes, 0.2 * sizes, center=0.0, radius=1.0),
+    ]
+    best = find_prices(entries, curves, lambda choice: np.inf)
+    assert best.time == pytest.approx(1.5, rel=1e-4)
