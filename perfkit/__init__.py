@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.calibration.checks import Comparison
     from perfkit.calibration.runs import Tuning, tune
     from perfkit.calibration.traces import Trace, read_trace
+    from perfkit.diagnosis.diagnosis import diagnose
+    from perfkit.diagnosis.result import Diagnosis
     from perfkit.exploration.decisions import allocate, scaling, solve_for
     from perfkit.exploration.strategies import Exploration, explore
     from perfkit.exploration.sweeps import Sweep, sweep
@@ -71,6 +73,8 @@ _HOME = {
     "tune": "perfkit.calibration.runs",
     "Trace": "perfkit.calibration.traces",
     "read_trace": "perfkit.calibration.traces",
+    "diagnose": "perfkit.diagnosis.diagnosis",
+    "Diagnosis": "perfkit.diagnosis.result",
     "allocate": "perfkit.exploration.decisions",
     "scaling": "perfkit.exploration.decisions",
     "solve_for": "perfkit.exploration.decisions",

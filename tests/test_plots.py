@@ -221,6 +221,13 @@ def draw_memory() -> Any:
     return plots.memory_areas(rows, capacity=8e9, reserve=1e9)
 
 
+def draw_diagnosis() -> Any:
+    row = {"run": "a", "size_bytes": 1024, "measured_s": 2e-5, "busbw_bytes_per_s": 9e7}
+    band = {"expected_s": 1e-5, "low_s": 5e-6, "high_s": 2e-5, "link_share": 0.1}
+    rows = [{**row, **band, "verdict": "slow"}, {**row, "run": "b", "verdict": "not enough to say"}]
+    return plots.measured_against_links(rows)
+
+
 def draw_plan() -> Any:
     return plots.plan_bars(RANKS, time=3e-3, capacity=5e9)
 
@@ -253,6 +260,7 @@ CHARTS = {
     "ratios": draw_ratios,
     "tornado": draw_tornado,
     "memory": draw_memory,
+    "diagnosis": draw_diagnosis,
     "plan": draw_plan,
     "alpha-beta": draw_alpha_beta,
     "asked roofline": draw_asked_roofline,
@@ -633,6 +641,17 @@ def test_a_sweep_over_lists_has_a_place_for_each_list() -> None:
     written = vl_convert.vegalite_to_svg(chart.to_json())
     for text in ("1000, 2000", "3000, 4000"):
         assert f">{text}<" in written
+
+
+def test_bandwidths_of_a_diagnosis_follow_from_its_times() -> None:
+    spec = draw_diagnosis().to_dict()
+    layers = spec["hconcat"][0]["layer"]
+    band, line, link, points = (spec["datasets"][layer["data"]["name"]] for layer in layers)
+    # 9e7 B/s in 20 µs are 1.8e12 B/s² of bytes: over 10 µs 1.8e8, over 20 µs 9e7, over 5 µs 3.6e8
+    assert line[0]["expected"] == pytest.approx(1.8e8)
+    assert (band[0]["low"], band[0]["high"]) == pytest.approx((9e7, 3.6e8))
+    assert link[0]["link"] == pytest.approx(9e8)
+    assert points[0]["verdict"] == "slow"
 
 
 def test_a_share_that_no_configuration_has_is_drawn_without_lines() -> None:

@@ -49,6 +49,11 @@ COMMANDS = {
         "check_command",
         "Predict random configurations, measure them, and compare.",
     ),
+    "log": Entry(
+        "perfkit.commands.logs",
+        "log_command",
+        "Say whether the bandwidth in logs of nccl-tests is normal, and if not, why.",
+    ),
     "trace": Entry(
         "perfkit.commands.tracing",
         "trace_command",

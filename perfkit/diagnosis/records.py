@@ -110,8 +110,8 @@ class Expectation:
     device : str or None
         Name of the device as the log prints it; None where it does not.
     system : str or None
-        The device in ``reference_data/datasheets.csv``, or the platform that was named; None where it is
-        unknown.
+        The system in words, as ``8 adapters of 400 Gb/s``, or the platform that was named; None where
+        nothing is expected.
     ranks_per_node : int or None
         Ranks of each node, the most where nodes differ; None where it is unknown [-].
     links : Links
@@ -130,8 +130,10 @@ class Expectation:
         Bus bandwidth that no run on these links can exceed; None where it is unknown [B/s].
     limited_by : str
         The link that bounds the bandwidth, in words.
+    source : str
+        Where the rates of its links are from.
     notes : tuple of str
-        What was assumed, with sources.
+        What is uncertain about the system.
     """
 
     device: str | None = None
@@ -147,6 +149,7 @@ class Expectation:
     busbw_high: float | None = None
     limit: float | None = None
     limited_by: str = ""
+    source: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -262,7 +265,8 @@ class Case:
         Rows by size: ``operation``, ``ranks``, ``nodes`` [-], ``dtype``, ``redop``, ``nbytes`` [B],
         ``in_place``, ``seconds`` [s], ``algbw`` and ``busbw`` [B/s], ``file`` and ``line``, as
         `perfkit.readers.nccl.parse_nccl_tests` gives them; then ``sizes`` (a `Range`), ``expected_s``,
-        ``low_s`` and ``high_s`` (the 80 % interval) [s], null where nothing is expected; ``line_share``,
+        ``low_s`` and ``high_s`` (the 80 % interval) [s] and ``slow_s``, from which on a time is slow [s], null
+        where nothing is expected; ``line_share``,
         the share of the link that bounds the operation [-], null where it is unknown; and ``verdict``
         (a `Word`).
     facts : LogFacts or None

@@ -23,6 +23,7 @@ from perfkit.plots.accuracy import predicted_vs_measured
 from perfkit.plots.breakdowns import breakdown_bars
 from perfkit.plots.collectives import collective_curves
 from perfkit.plots.colours import INK, PALETTE
+from perfkit.plots.diagnoses import measured_against_links
 from perfkit.plots.memory import memory_areas
 from perfkit.plots.modules import module_bars
 from perfkit.plots.ranks import plan_bars
@@ -42,6 +43,7 @@ __all__ = [
     "ask_unique_rows",
     "breakdown_bars",
     "collective_curves",
+    "measured_against_links",
     "memory_areas",
     "module_bars",
     "plan_bars",

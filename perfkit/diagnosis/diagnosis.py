@@ -1,0 +1,160 @@
+"""`diagnose`: a verdict on logs of nccl-tests."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import polars as pl
+
+from perfkit.diagnosis.causes import find_causes
+from perfkit.diagnosis.expectations import (
+    System,
+    describe_system,
+    explain_unknown,
+    find_system,
+)
+from perfkit.diagnosis.result import Diagnosis, Finding
+from perfkit.diagnosis.verdicts import judge_run
+from perfkit.ground.units import check_type
+from perfkit.platform.gallery import Named, load_platform
+from perfkit.platform.platform import Platform
+from perfkit.readers.nccl import LogWarning, NcclLogs, read_logs
+from perfkit.readers.nccl_facts import LogFacts
+
+#: A diagnosis that ends sooner shows no line [s].
+_DELAY = 1.0
+
+
+def diagnose(
+    logs: str | Path | Sequence[str | Path],
+    platform: Named | None = None,
+    *,
+    partial: bool = False,
+    progress: bool | Callable[[float], None] = True,
+) -> Diagnosis:
+    """Say whether the bandwidth in logs of nccl-tests is normal, and if not, why.
+
+    Parameters
+    ----------
+    logs : str, Path or sequence of them
+        A log of nccl-tests or rccl-tests, several, or a folder. With NCCL_DEBUG=INFO it says more.
+    platform : Platform, str or Path, optional
+        The system, where the log does not name its devices or its network, or to compare with a system of
+        your own.
+    partial : bool, optional
+        Whether to keep, with a warning, the rows before a line that cannot be read.
+    progress : bool or callable, optional
+        Whether to show a line where the error stream is a terminal and the work takes long, or a function
+        of the share of the runs that are done [-].
+
+    Returns
+    -------
+    diagnosis : Diagnosis
+        Its text leads with the answer; ``ok`` is True, False, or None where there is not enough to say.
+
+    Raises
+    ------
+    ValueError
+        For files that are no logs, see `perfkit.readers.nccl.read_nccl_tests`, and for an unknown
+        platform.
+
+    Notes
+    -----
+    Devices, ranks and nodes of the log, the adapters that NCCL lists and the algorithms that were asked for
+    say which system it is. Expected times are those of the gallery and of datasheets; a run is slow if 1 of
+    130 healthy ones takes as long, too good if it is faster than its links. Where a log does not say how
+    its nodes are joined, all published networks of such nodes are compared (docs/formulas.md, table 13).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> row = "8589934592 2147483648 float sum -1 63500 135.27 236.73 0"
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     log = Path(folder) / "run.log"
+    ...     _ = log.write_text(row)
+    ...     print(diagnose(log, "a100-sxm-8").headline())
+    as expected: all_reduce 237 GB/s at 8 GiB
+    """
+    check_type("partial", partial, bool)
+    system = None if platform is None else load_platform(platform)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", LogWarning)
+        read = read_logs(logs, partial=partial)
+    texts = []
+    for warning in caught:
+        if issubclass(warning.category, LogWarning):
+            texts.append(str(warning.message))
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    findings = []
+    runs = _list_runs(read)
+    with _follow(progress) as report:
+        for number, (facts, rows) in enumerate(runs):
+            findings.append(_judge(read, facts, rows, system))
+            report((number + 1) / len(runs))
+    return Diagnosis(tuple(findings), tuple(dict.fromkeys(texts)))
+
+
+def _list_runs(read: NcclLogs) -> list[tuple[LogFacts, pl.DataFrame]]:
+    """Runs with their rows that took time, in the order of the logs."""
+    by_file = read.rows.partition_by("file", as_dict=True, maintain_order=True)
+    runs = []
+    for facts in read.facts:
+        rows = by_file.get((facts.file,))
+        if rows is None:
+            continue
+        rows = rows.filter(
+            pl.col("line").is_between(facts.first_line, facts.last_line)
+            & (pl.col("nbytes") > 0)
+            & (pl.col("seconds") > 0)
+        )
+        if len(rows):
+            runs.append((facts, rows))
+    if not runs:
+        raise ValueError("no row of the logs has bytes and a time; name other logs")
+    return runs
+
+
+def _judge(
+    read: NcclLogs, facts: LogFacts, rows: pl.DataFrame, platform: Platform | None
+) -> Finding:
+    """Judge one run."""
+    system = _find_system(read, facts, rows)
+    case = judge_run(facts.file, rows, system, platform)
+    reason = ""
+    if case.expectation.system is None:
+        reason = explain_unknown(system, case.operation, platform)
+    elif case.expectation.notes:
+        reason = case.expectation.notes[0]
+    return Finding(case, find_causes(case), describe_system(system), reason)
+
+
+def _find_system(read: NcclLogs, facts: LogFacts, rows: pl.DataFrame) -> System:
+    """The system of a run."""
+    ranks = int(rows["ranks"][0])
+    nodes = rows["nodes"][0]
+    devices = [place.name for place in facts.places if place.name]
+    if not devices:
+        devices = list(read.devices.get(facts.file, ()))
+    local = None
+    if nodes is not None and ranks % nodes == 0 and facts.file not in read.unequal:
+        local = ranks // nodes
+    return find_system(devices, ranks, nodes, local, facts)
+
+
+@contextmanager
+def _follow(progress: bool | Callable[[float], None]) -> Iterator[Callable[[float], None]]:
+    """Show a line while runs are judged, or call a function."""
+    check_type("progress", progress, bool | Callable)
+    if not isinstance(progress, bool):
+        yield progress
+        return
+    from tqdm import tqdm
+
+    # None is tqdm's word for: where nobody looks, show nothing
+    disable = None if progress else True
+    with tqdm(total=1.0, delay=_DELAY, disable=disable, desc="diagnose", leave=False) as line:
+        yield lambda done: line.update(done - line.n) and None

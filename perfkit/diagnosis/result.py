@@ -1,0 +1,602 @@
+"""What a diagnosis gives: the answer in one line, a table, causes, a chart and thresholds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Verdict, Word
+from perfkit.diagnosis.words import (
+    write_microseconds,
+    write_rate,
+    write_rates,
+    write_size,
+    write_times,
+)
+from perfkit.ground.results import Picture, Sections, Table, Tabular
+from perfkit.ground.units import escape, format_count, format_table
+from perfkit.models.collectives import OPERATIONS, bus_factor
+
+#: Most runs that a text shows one by one, and panels of a chart [-].
+_MOST_RUNS = 12
+_MOST_PANELS = 4
+#: Runs differ if the slowest of the same size takes so much longer than the fastest [-].
+_DIFFER = 1.1
+#: What is said first: what is wrong, then what is right.
+_ORDER = (Word.TOO_GOOD, Word.SLOW, Word.EXPECTED, Word.UNKNOWN)
+_CERTAINTIES = {
+    Certainty.SEEN: "the log says so",
+    Certainty.LIKELY: "likely",
+    Certainty.POSSIBLE: "possible",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One run of a log, with the causes of what it shows.
+
+    Parameters
+    ----------
+    case : Case
+        The run with its verdicts.
+    causes : tuple of Cause
+        The surest one first.
+    system : str
+        The system in words.
+    reason : str
+        Why nothing is expected; empty where something is.
+    """
+
+    case: Case
+    causes: tuple[Cause, ...]
+    system: str
+    reason: str = ""
+
+    @property
+    def word(self) -> Word:
+        """The verdict on the whole run."""
+        words = {verdict.word for verdict in self.case.verdicts}
+        for word in _ORDER:
+            if word in words:
+                return word
+        return Word.UNKNOWN
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis(Tabular):
+    """A verdict on logs of nccl-tests, with causes and what to try.
+
+    ``str()`` leads with the answer; ``rows`` has every measured row with what was expected, ``causes``
+    what is the matter, ``chart`` draws the runs, and ``thresholds`` gives the floors of a health check.
+
+    Parameters
+    ----------
+    findings : tuple of Finding
+        One for each run, in the order of the logs.
+    warnings : tuple of str
+        What reading the logs warned of.
+    """
+
+    report_title = "Is this bandwidth normal?"
+
+    findings: tuple[Finding, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """``as expected``, ``slow``, ``too good`` or ``not enough to say``, of all runs together."""
+        return self._word.value
+
+    @property
+    def _word(self) -> Word:
+        words = {finding.word for finding in self.findings}
+        for word in _ORDER:
+            if word in words:
+                return word
+        return Word.UNKNOWN
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether all that can be judged is as expected; None where nothing can."""
+        if self._word is Word.UNKNOWN:
+            return None
+        return self._word is Word.EXPECTED
+
+    @cached_property
+    def causes(self) -> tuple[Cause, ...]:
+        """Causes of all runs: those of the run that is named first, then others; each once, with the
+        evidence of every run."""
+        merged: dict[tuple[str, str], Cause] = {}
+        for finding in sorted(self.findings, key=_rank):
+            for cause in finding.causes:
+                key = (cause.name, cause.sentence)
+                merged.setdefault(key, cause)
+        return tuple(merged.values())
+
+    @cached_property
+    def rows(self) -> Table:
+        """Every measured row with what was expected.
+
+        ``file``, ``line``, ``operation``, ``ranks``, ``nodes``, ``dtype``, ``in_place``; ``size_bytes``,
+        ``measured_s``, ``expected_s``, the 80 % interval ``low_s`` and ``high_s``, ``slow_s`` from which
+        on a time is slow; ``busbw_bytes_per_s``, measured, and ``expected_bytes_per_s``; ``link_share``,
+        the share of the link that bounds the operation; ``sizes`` and ``verdict``. Null where nothing is
+        expected.
+        """
+        return pl.concat([_show_rows(finding.case) for finding in self.findings])
+
+    def table(self) -> Table:
+        """One row for each range of sizes of each run.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            file, operation, ranks, nodes, sizes, from_bytes, to_bytes, at_bytes, measured_s, expected_s,
+            low_s, high_s, busbw_bytes_per_s, expected_bytes_per_s, link_share and verdict.
+        """
+        rows = []
+        for finding in self.findings:
+            rows += [_list_verdict(finding.case, verdict) for verdict in finding.case.verdicts]
+        return pl.DataFrame(rows, schema=_TABLE)
+
+    def spread(self) -> Table:
+        """How runs of the same operation differ.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            operation, ranks, nodes, size_bytes, runs [-], and the fastest, the median and the slowest
+            time, fastest_s, median_s and slowest_s; of sizes that several runs have.
+        """
+        medians = []
+        for number, finding in enumerate(self.findings):
+            by_size = finding.case.rows.group_by("operation", "ranks", "nodes", "nbytes").agg(
+                pl.col("seconds").median()
+            )
+            medians.append(by_size.with_columns(pl.lit(number).alias("run")))
+        same = ["operation", "ranks", "nodes", "nbytes"]
+        frame = (
+            pl.concat(medians)
+            .group_by(same)
+            .agg(
+                pl.len().alias("runs"),
+                pl.col("seconds").min().alias("fastest_s"),
+                pl.col("seconds").median().alias("median_s"),
+                pl.col("seconds").max().alias("slowest_s"),
+            )
+        )
+        frame = frame.filter(pl.col("runs") > 1).sort(same)
+        return frame.rename({"nbytes": "size_bytes"})
+
+    def thresholds(self) -> Table:
+        """Floors for a health check of such a system: what is slower than that is not normal.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            operation, ranks, nodes [-], size_bytes, longest_s and least_busbw_bytes_per_s: 1 of 130
+            healthy runs is slower. Sizes of the logs for which something is expected.
+        """
+        same = ["operation", "ranks", "nodes", "size_bytes"]
+        factors = []
+        rows = self.rows.filter(pl.col("slow_s").is_not_null())
+        for operation, ranks in (
+            rows.select("operation", "ranks").unique(maintain_order=True).rows()
+        ):
+            if operation in OPERATIONS:
+                factors.append((operation, ranks, float(bus_factor(operation, ranks))))
+        known = pl.DataFrame(
+            factors,
+            schema={"operation": pl.String, "ranks": pl.Int64, "factor": pl.Float64},
+            orient="row",
+        )
+        frame = rows.group_by(same).agg(pl.col("slow_s").max().alias("longest_s"))
+        frame = frame.join(known, on=["operation", "ranks"]).sort(same)
+        floor = pl.col("factor") * pl.col("size_bytes") / pl.col("longest_s")
+        return frame.with_columns(floor.alias("least_busbw_bytes_per_s")).drop("factor")
+
+    def chart(self) -> Picture:
+        """Draw the bus bandwidth of the runs over the message size: measured, expected with its
+        interval, and the rate of the link.
+
+        Returns
+        -------
+        chart : altair.Chart
+            One panel for each of the first four runs, those that are named first.
+        """
+        from perfkit.plots.diagnoses import measured_against_links  # loads Altair
+
+        shown = sorted(self.findings, key=_rank)[:_MOST_PANELS]
+        rows = []
+        for finding in shown:
+            title = f"{finding.case.operation}, {finding.case.file}"
+            for row in _show_rows(finding.case).to_dicts():
+                rows.append({"run": title, **row})
+        return measured_against_links(rows, title=self.headline())
+
+    def headline(self) -> str:
+        """The answer in one line, see `perfkit.ground.results.Reported.headline`."""
+        first = min(self.findings, key=_rank)
+        text = f"{self.verdict}: {_say_run(first)}"
+        if first.word in (Word.SLOW, Word.TOO_GOOD):
+            text = _say_sick(first)
+            explaining = [cause for cause in first.causes if first.word in cause.explains]
+            if explaining:
+                text += f"; {explaining[0].sentence}"
+        if len(self.findings) > 1:
+            same = sum(finding.word is first.word for finding in self.findings)
+            text += f" ({same} of {len(self.findings)} runs)"
+        return text
+
+    def explain(self) -> str:
+        """Say it in words.
+
+        Returns
+        -------
+        text : str
+            The answer, a table of ranges of sizes, causes with their evidence, what to try, and what was
+            assumed.
+        """
+        lines = [self.headline(), ""]
+        shown = sorted(self.findings, key=_rank)[:_MOST_RUNS]
+        several = len(self.findings) > 1
+        for finding in shown:
+            lines += _describe_finding(finding, with_file=several)
+        if len(shown) < len(self.findings):
+            count = format_count(len(self.findings) - len(shown), "more run")
+            lines.append(f"and {count}; .table() has them all")
+        lines += self._describe_spread()
+        for cause in self.causes:
+            lines += ["", *describe_cause(cause)]
+        lines += ["", *dict.fromkeys(note for finding in shown for note in _list_notes(finding))]
+        lines += [f"warning: {text}" for text in self.warnings]
+        text = "\n".join(lines).rstrip()
+        while "\n\n\n" in text:
+            text = text.replace("\n\n\n", "\n\n")
+        return text
+
+    def __str__(self) -> str:
+        return self.explain()
+
+    def __repr__(self) -> str:
+        return f"Diagnosis({self.headline()})"
+
+    def sections(self) -> Sections:
+        """Parts of a report, see `perfkit.ground.results.Sections`."""
+        yield "", self.chart()
+        yield "By sizes", self.table().drop("from_bytes", "to_bytes")
+        if self.causes:
+            yield "Why, and what to try", _tabulate_causes(self.causes)
+        spread = self.spread()
+        if len(spread):
+            yield "Runs beside each other", spread
+        thresholds = self.thresholds()
+        if len(thresholds):
+            yield "Floors of a health check", thresholds
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain values, for JSON.
+
+        Returns
+        -------
+        figures : dict
+            verdict, ok, answer, runs, causes and warnings.
+        """
+        runs = []
+        for finding in self.findings:
+            expectation = finding.case.expectation
+            runs.append(
+                {
+                    "file": finding.case.file,
+                    "operation": finding.case.operation,
+                    "ranks": finding.case.ranks,
+                    "nodes": finding.case.nodes,
+                    "system": finding.system,
+                    "verdict": finding.word.value,
+                    "expected_with": expectation.system,
+                    "reason": finding.reason or None,
+                    "sizes": [
+                        _list_verdict(finding.case, verdict) for verdict in finding.case.verdicts
+                    ],
+                    "causes": [cause.name for cause in finding.causes],
+                }
+            )
+        return {
+            "verdict": self.verdict,
+            "ok": self.ok,
+            "answer": self.headline(),
+            "runs": runs,
+            "causes": [_list_cause(cause) for cause in self.causes],
+            "warnings": list(self.warnings),
+        }
+
+    def _describe_spread(self) -> list[str]:
+        """Lines on runs of the same operation that differ."""
+        lines = []
+        for key, frame in self.spread().group_by(
+            "operation", "ranks", "nodes", maintain_order=True
+        ):
+            for row in (frame.row(0, named=True), frame.row(-1, named=True)):
+                if row["slowest_s"] > _DIFFER * row["fastest_s"]:
+                    lines.append(
+                        f"runs differ: {key[0]} of {write_size(row['size_bytes'])} takes "
+                        f"{write_microseconds(row['fastest_s'])} to {write_microseconds(row['slowest_s'])} "
+                        f"in {row['runs']} runs"
+                    )
+        return list(dict.fromkeys(lines))
+
+
+_TABLE: dict[str, Any] = {
+    "file": pl.String,
+    "operation": pl.String,
+    "ranks": pl.Int64,
+    "nodes": pl.Int64,
+    "sizes": pl.String,
+    "from_bytes": pl.Int64,
+    "to_bytes": pl.Int64,
+    "at_bytes": pl.Int64,
+    "measured_s": pl.Float64,
+    "expected_s": pl.Float64,
+    "low_s": pl.Float64,
+    "high_s": pl.Float64,
+    "busbw_bytes_per_s": pl.Float64,
+    "expected_bytes_per_s": pl.Float64,
+    "link_share": pl.Float64,
+    "verdict": pl.String,
+}
+
+
+def _rank(finding: Finding) -> tuple[int, float]:
+    """Place of a run in a text: what is wrong first, the worst first."""
+    worst = 0.0
+    for verdict in finding.case.verdicts:
+        if verdict.word is finding.word and verdict.expected_s:
+            worst = max(worst, verdict.seconds / verdict.expected_s)
+    is_sick = finding.word in (Word.TOO_GOOD, Word.SLOW)
+    return _ORDER.index(finding.word), -worst if is_sick else 0.0
+
+
+# -- rows
+# --------------------------------------------------------------------------------------------------
+
+
+def _show_rows(case: Case) -> Table:
+    """Rows of a run under the names that people see."""
+    rows = case.rows.rename(
+        {
+            "nbytes": "size_bytes",
+            "seconds": "measured_s",
+            "busbw": "busbw_bytes_per_s",
+            "line_share": "link_share",
+        }
+    )
+    ratio = pl.col("measured_s") / pl.col("expected_s")
+    rows = rows.with_columns(
+        (pl.col("busbw_bytes_per_s") * ratio).alias("expected_bytes_per_s"),
+        pl.col("nodes").cast(pl.Int64),
+    )
+    names = [
+        "file",
+        "line",
+        "operation",
+        "ranks",
+        "nodes",
+        "dtype",
+        "in_place",
+        "size_bytes",
+        "measured_s",
+        "expected_s",
+        "low_s",
+        "high_s",
+        "slow_s",
+        "busbw_bytes_per_s",
+        "expected_bytes_per_s",
+        "link_share",
+        "sizes",
+        "verdict",
+    ]
+    return rows.select(names)
+
+
+def _list_verdict(case: Case, verdict: Verdict) -> dict[str, Any]:
+    """A verdict as a row of a table."""
+    expected = None
+    if verdict.expected_s:
+        expected = verdict.busbw * verdict.seconds / verdict.expected_s
+    return {
+        "file": case.file,
+        "operation": case.operation,
+        "ranks": case.ranks,
+        "nodes": case.nodes,
+        "sizes": verdict.sizes.value,
+        "from_bytes": verdict.smallest,
+        "to_bytes": verdict.largest,
+        "at_bytes": verdict.nbytes,
+        "measured_s": verdict.seconds,
+        "expected_s": verdict.expected_s,
+        "low_s": verdict.low_s,
+        "high_s": verdict.high_s,
+        "busbw_bytes_per_s": verdict.busbw,
+        "expected_bytes_per_s": expected,
+        "link_share": verdict.line_share,
+        "verdict": verdict.word.value,
+    }
+
+
+# -- words
+# --------------------------------------------------------------------------------------------------
+
+
+def _say_run(finding: Finding) -> str:
+    """What was measured of a run, in one clause."""
+    case = finding.case
+    parts: list[str] = []
+    for sizes in (Range.BANDWIDTH, Range.MIDDLE, Range.LATENCY):
+        verdict = case.find(sizes)
+        if verdict is not None and (sizes is not Range.MIDDLE or not parts):
+            parts.append(_say_measured(verdict))
+    text = f"{case.operation} {', '.join(parts)}"
+    if finding.word is Word.EXPECTED:
+        bandwidth = case.find(Range.BANDWIDTH)
+        if bandwidth is None:
+            return f"{text}; the log has no sizes that show the bandwidth"
+        if case.expectation.algorithm is not None:
+            return f"{text}, for the algorithm that was asked for ({case.expectation.algorithm})"
+        return text
+    return f"{text}; {finding.reason}" if finding.reason else text
+
+
+def _say_measured(verdict: Verdict) -> str:
+    """The figure of a range of sizes."""
+    if verdict.sizes is Range.LATENCY:
+        return f"{write_microseconds(verdict.seconds)} at {write_size(verdict.nbytes)}"
+    return f"{write_rate(verdict.busbw)} at {write_size(verdict.nbytes)}"
+
+
+def _say_expected(verdict: Verdict) -> str:
+    """The interval of a range of sizes; empty where nothing is expected."""
+    if verdict.low_s is None or verdict.high_s is None:
+        return ""
+    if verdict.sizes is Range.LATENCY:
+        return write_times(verdict.low_s, verdict.high_s)
+    moved = verdict.busbw * verdict.seconds
+    return write_rates(moved / verdict.high_s, moved / verdict.low_s)
+
+
+def _say_sick(finding: Finding) -> str:
+    """What is wrong with a run, in one clause, and what is right of it."""
+    sick = [verdict for verdict in finding.case.verdicts if verdict.word is finding.word]
+    sizes = {verdict.sizes for verdict in sick}
+    named = sick[-1] if Range.BANDWIDTH in sizes else sick[0]
+    text = f"{finding.word.value}: {finding.case.operation} {_say_measured(named)}"
+    expected = _say_expected(named)
+    limit = finding.case.expectation.limit
+    if finding.word is Word.TOO_GOOD and limit is not None:
+        text += f", more than the {write_rate(limit)} that its links can carry"
+    elif expected:
+        text += f" where {expected} are expected"
+    first = _find_first_slow(finding)
+    if first is not None:
+        text = text.replace(
+            finding.word.value, f"{finding.word.value} from {write_size(first)} on", 1
+        )
+    right = finding.case.find(Range.BANDWIDTH)
+    if right is not None and right.word is Word.EXPECTED and finding.word is Word.SLOW:
+        text = text.replace(
+            finding.word.value, f"{finding.word.value} up to {write_size(sick[-1].largest)}", 1
+        )
+        text += f", as expected from {write_size(right.smallest)} on ({_say_measured(right)})"
+    return text
+
+
+def _find_first_slow(finding: Finding) -> int | None:
+    """The size from which on all are slow [B]; None where none is, or where no smaller one is right."""
+    rows = finding.case.rows
+    is_slow = pl.col("verdict") == Word.SLOW.value
+    by_size = rows.group_by("nbytes").agg(is_slow.mean().alias("slow")).sort("nbytes")
+    slow = by_size["slow"].to_numpy() >= 0.5
+    words = {verdict.sizes: verdict.word for verdict in finding.case.verdicts}
+    is_right_below = words.get(Range.LATENCY) is Word.EXPECTED
+    if not is_right_below or not slow[-1] or slow.all():
+        return None
+    last_right = int((~slow).nonzero()[0][-1])
+    return int(by_size["nbytes"][last_right + 1])
+
+
+def _describe_finding(finding: Finding, *, with_file: bool) -> list[str]:
+    """A run in words: what it is, and a table of its ranges."""
+    case = finding.case
+    where = f"{escape(case.file, 80)}: " if with_file else ""
+    head = f"{where}{case.operation}, {finding.system}"
+    rows = [("sizes", "at", "measured", "expected (80 %)", "of the link", "verdict")]
+    for verdict in case.verdicts:
+        span = write_size(verdict.smallest)
+        if verdict.largest != verdict.smallest:
+            span += f" to {write_size(verdict.largest)}"
+        measured = _say_measured(verdict).rpartition(" at ")[0]
+        share = "–" if verdict.line_share is None else f"{verdict.line_share:.0%}"
+        if verdict.sizes is Range.LATENCY:
+            share = "–"
+        rows.append(
+            (
+                span,
+                write_size(verdict.nbytes),
+                measured,
+                _say_expected(verdict) or "–",
+                share,
+                verdict.word.value,
+            )
+        )
+    return [head, format_table(rows), ""]
+
+
+def describe_cause(cause: Cause) -> list[str]:
+    """Write a cause in lines.
+
+    Parameters
+    ----------
+    cause : Cause
+        The cause.
+
+    Returns
+    -------
+    lines : list of str
+        Its sentence, evidence, advice and citations.
+    """
+    head = "note" if not cause.explains else f"why ({_CERTAINTIES[cause.certainty]})"
+    lines = [f"{head}: {cause.sentence}"]
+    lines += [f"  seen: {_say_evidence(evidence)}" for evidence in cause.evidence]
+    lines += [f"  try: {advice}" for advice in cause.advice]
+    if cause.citations:
+        lines.append(f"  see: {', '.join(cause.citations)}")
+    return lines
+
+
+def _say_evidence(evidence: Evidence) -> str:
+    """Evidence with its place."""
+    if evidence.line is None:
+        return evidence.text
+    return f"{evidence.text} ({escape(evidence.file, 80)} line {evidence.line})"
+
+
+def _list_notes(finding: Finding) -> list[str]:
+    """What the expectation of a run rests on, and what is uncertain about it."""
+    expectation = finding.case.expectation
+    if expectation.system is None or not expectation.source:
+        return []
+    lines = [f"note: {note}" for note in expectation.notes]
+    return [*lines, f"expected with {expectation.system}: {expectation.source}"]
+
+
+def _tabulate_causes(causes: Sequence[Cause]) -> list[Sequence[str]]:
+    """Causes as rows of text for a report, heads first."""
+    rows: list[Sequence[str]] = [("what", "seen", "try", "see")]
+    for cause in causes:
+        certainty = "note" if not cause.explains else _CERTAINTIES[cause.certainty]
+        rows.append(
+            (
+                f"{cause.sentence} ({certainty})",
+                "; ".join(map(_say_evidence, cause.evidence)),
+                "; ".join(cause.advice),
+                ", ".join(cause.citations),
+            )
+        )
+    return rows
+
+
+def _list_cause(cause: Cause) -> dict[str, Any]:
+    """A cause as plain values."""
+    return {
+        "name": cause.name,
+        "sentence": cause.sentence,
+        "certainty": cause.certainty.value,
+        "explains": sorted(word.value for word in cause.explains),
+        "evidence": [
+            {"text": evidence.text, "file": evidence.file, "line": evidence.line}
+            for evidence in cause.evidence
+        ],
+        "advice": list(cause.advice),
+        "citations": list(cause.citations),
+    }

@@ -1,0 +1,436 @@
+"""Verdicts on the rows and on the ranges of sizes of one run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+import polars as pl
+
+from perfkit.diagnosis.expectations import (
+    BYTES,
+    INTERVAL,
+    SLOW,
+    Band,
+    Candidate,
+    System,
+    find_candidates,
+    find_limit,
+    find_line,
+    price,
+)
+from perfkit.diagnosis.records import Case, Expectation, Links, Range, Verdict, Word
+from perfkit.ground.units import Array
+from perfkit.models.collectives import OPERATIONS, bus_factor
+from perfkit.platform.platform import Platform
+
+#: Largest message of which start-ups alone are judged [B]: NCCL's protocol for the smallest messages, LL,
+#: ends there for eight ranks (NVIDIA, nccl, src/graph/tuning.cc: 8 KiB and more for each rank).
+LATENCY = 2**16
+#: Smallest message of the bandwidth where no expectation says when start-ups no longer matter [B].
+BANDWIDTH = 2**27
+#: Share of an expected time that bytes take, from which on a size is judged by its bandwidth [-].
+_MOVED = 0.8
+#: A bus bandwidth that was reached at a smaller size and is lost by more than this at two sizes or more is
+#: an algorithm or a protocol that is worse from there on; in thirteen healthy logs of five clusters no
+#: size loses more than a tenth [-].
+_LOST = 0.8
+#: Smallest message of which that is said [B].
+_TELLING = 2**20
+#: What a bus bandwidth may exceed the line rate by, as times have errors of their own [-].
+_ABOVE = 1.03
+#: Faster than expected by this, as the logarithm of a time, a run is of another system [-].
+_OTHER = 0.3
+
+
+class _Fit(Enum):
+    """How a run lies to a candidate, by its largest messages."""
+
+    FASTER = "faster than it can be"
+    FITS = "as expected"
+    SLOWER = "slower"
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A candidate with its times of the sizes of a run."""
+
+    candidate: Candidate
+    band: Band
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What a run is judged by.
+
+    Parameters
+    ----------
+    shown : _Priced or None
+        The candidate that is shown; None where nothing is known.
+    judges : tuple of _Priced
+        All must call a row slow; none where it is not known which system it is.
+    is_slow : bool
+        Whether it is slower than all that it can be, by its largest messages.
+    note : str
+        What is uncertain, in words; empty for nothing.
+    """
+
+    shown: _Priced | None
+    judges: tuple[_Priced, ...]
+    is_slow: bool = False
+    note: str = ""
+
+
+def judge_run(
+    file: str, rows: pl.DataFrame, system: System, platform: Platform | None = None
+) -> Case:
+    """Judge the rows of one run.
+
+    Parameters
+    ----------
+    file : str
+        Name of the log.
+    rows : polars.DataFrame
+        Rows of the run, as `perfkit.readers.nccl.parse_nccl_tests` gives them.
+    system : System
+        What the log says of the system.
+    platform : Platform, optional
+        The system, if the user names it.
+
+    Returns
+    -------
+    case : Case
+        The run with its verdicts.
+    """
+    operation = str(rows["operation"][0])
+    rows = rows.filter((pl.col("nbytes") > 0) & (pl.col("seconds") > 0)).sort(
+        "nbytes", "in_place", "line"
+    )
+    sizes = rows["nbytes"].unique().sort().to_numpy()
+    medians = _find_medians(rows)
+    candidates = find_candidates(system, operation, platform)
+    priced = []
+    for candidate in candidates:
+        band = price(candidate, operation, sizes)
+        if band is not None:
+            priced.append(_Priced(candidate, band))
+    factor = float(bus_factor(operation, system.ranks)) if operation in OPERATIONS else 1.0
+    lost = _find_lost(sizes, factor * sizes / medians)
+    chosen = _choose(priced, sizes, medians, lost)
+    limit = find_limit(system, candidates, operation)
+    line = None
+    if chosen.shown is not None and (chosen.judges or chosen.is_slow):
+        line = find_line(chosen.shown.candidate, operation)
+    elif len(candidates) == 1 and candidates[0].is_assured:
+        line = find_line(candidates[0], operation)
+    judged = _judge_rows(rows, sizes, chosen, lost, limit, line, factor)
+    expectation = _describe(system, candidates, chosen, sizes, factor, limit, operation)
+    case = Case(file, operation, system.ranks, system.nodes, judged, system.facts, expectation, ())
+    return replace(case, verdicts=_judge_ranges(case))
+
+
+def _find_medians(rows: pl.DataFrame) -> Array:
+    """Median time of each size, over both halves and repeats [s]."""
+    by_size = rows.group_by("nbytes").agg(pl.col("seconds").median()).sort("nbytes")
+    return np.asarray(by_size["seconds"].to_numpy())
+
+
+def _find_lost(sizes: Array, busbw: Array) -> Array:
+    """Best bus bandwidth of smaller messages, where a size has lost it [B/s]; 0 elsewhere.
+
+    A single size that has lost it may be noise, so it counts only with a neighbour.
+    """
+    lost = np.zeros(len(sizes))
+    best = 0.0
+    for place, value in enumerate(busbw):
+        if sizes[place] >= _TELLING and value < _LOST * best:
+            lost[place] = best
+        best = max(best, float(value))
+    is_lost = lost > 0
+    has_neighbour = np.zeros(len(sizes), dtype=bool)
+    has_neighbour[1:] |= is_lost[:-1]
+    has_neighbour[:-1] |= is_lost[1:]
+    return np.where(is_lost & has_neighbour, lost, 0.0)
+
+
+# -- which system it is
+# --------------------------------------------------------------------------------------------------
+
+
+def _choose(priced: Sequence[_Priced], sizes: Array, medians: Array, lost: Array) -> _Chosen:
+    """Choose what a run is judged by, among all that it may be."""
+    if not priced:
+        return _Chosen(None, ())
+    usual = next((each for each in priced if each.candidate.is_default), priced[0])
+    if len(priced) == 1 and usual.candidate.is_assured:
+        return _Chosen(usual, (usual,))
+    is_sound = lost == 0
+    if not is_sound.all():
+        first = int(np.argmin(is_sound))
+        is_sound = np.arange(len(lost)) < first
+    fits = [_compare(each, medians, is_sound) for each in priced]
+    if not any(_find_bandwidth_rows(each, is_sound).any() for each in priced):
+        return _choose_by_startup(priced, usual, medians)
+    matching = [each for each, fit in zip(priced, fits, strict=True) if fit is _Fit.FITS]
+    is_named = _is_named(usual.candidate)
+    if usual in matching:
+        return _Chosen(usual, tuple(_list_alike(usual, priced, matching)))
+    if matching:
+        return _choose_unusual(matching, usual, medians[0] if sizes[0] <= LATENCY else None)
+    is_slower = all(fit is _Fit.SLOWER for fit in fits)
+    slower = [each for each, fit in zip(priced, fits, strict=True) if fit is _Fit.SLOWER]
+    if is_named and slower:
+        shown = usual if usual in slower else slower[0]
+        return _Chosen(shown, (shown,), is_slow=True)
+    if is_slower and len(priced) > 1:
+        note = "less than every published network of such nodes gives"
+        return _Chosen(usual, (usual,), is_slow=True, note=note)
+    note = "the log does not say how its nodes are joined; run it with NCCL_DEBUG=INFO, or name a platform"
+    return _Chosen(usual, (), note=note)
+
+
+def _is_named(candidate: Candidate) -> bool:
+    """Whether the log names the adapters."""
+    adapters = candidate.links.adapters
+    return adapters is not None and adapters.is_named
+
+
+def _find_bandwidth_rows(priced: _Priced, is_sound: np.ndarray) -> np.ndarray:
+    """Sizes that are judged by their bandwidth, the three largest at most."""
+    band = priced.band
+    is_moved = np.asarray(band.moved >= _MOVED * band.seconds, dtype=bool)
+    places = np.flatnonzero(is_moved & is_sound)[-3:]
+    chosen = np.zeros(len(is_sound), dtype=bool)
+    chosen[places] = True
+    return chosen
+
+
+def _compare(priced: _Priced, medians: Array, is_sound: np.ndarray) -> _Fit:
+    """How a run lies to a candidate, by its largest messages; of shorter runs by the largest of all."""
+    chosen = _find_bandwidth_rows(priced, is_sound)
+    if not chosen.any():
+        chosen[np.flatnonzero(is_sound)[-1:]] = True
+    band = priced.band
+    is_slower = medians[chosen] > band.slow[chosen]
+    if is_slower.mean() > 0.5:
+        return _Fit.SLOWER
+    if band.full is not None and np.median(band.full[chosen] / medians[chosen]) > _ABOVE:
+        return _Fit.FASTER
+    faster = float(np.median(np.log(medians[chosen] / band.seconds[chosen])))
+    if faster < -max(_OTHER, SLOW * priced.candidate.bytes_spread):
+        return _Fit.FASTER
+    return _Fit.FITS
+
+
+def _list_alike(
+    usual: _Priced, priced: Sequence[_Priced], matching: Sequence[_Priced]
+) -> list[_Priced]:
+    """Matching candidates with the same bandwidth as the usual one, which may differ in start-ups."""
+    last = usual.band.seconds[-1]
+    alike = [usual]
+    for other in matching:
+        if other is not usual and abs(other.band.seconds[-1] / last - 1) < 0.1:
+            alike.append(other)
+    return alike
+
+
+def _choose_by_startup(priced: Sequence[_Priced], usual: _Priced, medians: Array) -> _Chosen:
+    """Choose by small messages alone: all networks that could take as long."""
+    able = [each for each in priced if float(np.mean(medians > each.band.slow)) <= 0.5]
+    if not able:
+        return _Chosen(usual, tuple(priced), is_slow=len(priced) > 1)
+    shown = usual if usual in able else able[0]
+    return _Chosen(shown, tuple(able))
+
+
+def _choose_unusual(matching: Sequence[_Priced], usual: _Priced, startup: float | None) -> _Chosen:
+    """Choose among published networks that are slower than the usual one. That it is one of them needs a
+    start-up [s] of that kind, too, and not of the usual one."""
+    for each in matching:
+        if startup is None or _is_named(each.candidate):
+            break
+        is_alike = each.band.low[0] <= startup <= each.band.high[0]
+        if is_alike and startup > usual.band.high[0]:
+            return _Chosen(each, (each,), note=f"as {each.candidate.name} give")
+    shown = matching[0]
+    text = f"as expected with {shown.candidate.name}, slow with {usual.candidate.name}"
+    return _Chosen(shown, (), note=text)
+
+
+# -- rows
+# --------------------------------------------------------------------------------------------------
+
+
+def _judge_rows(
+    rows: pl.DataFrame,
+    sizes: Array,
+    chosen: _Chosen,
+    lost: Array,
+    limit: float | None,
+    line: float | None,
+    factor: float,
+) -> pl.DataFrame:
+    """Rows with their range, their expected time, their share of the link and their verdict."""
+    places = np.searchsorted(sizes, rows["nbytes"].to_numpy())
+    seconds = rows["seconds"].to_numpy()
+    busbw = rows["busbw"].to_numpy()
+    expected = np.full(len(sizes), np.nan)
+    low = np.full(len(sizes), np.nan)
+    high = np.full(len(sizes), np.nan)
+    slow = np.full(len(sizes), np.inf)
+    is_bandwidth = sizes >= BANDWIDTH
+    if chosen.shown is not None:
+        band = chosen.shown.band
+        expected, low, high = band.seconds.copy(), band.low.copy(), band.high.copy()
+        is_bandwidth = (band.moved >= _MOVED * band.seconds) & (sizes > LATENCY)
+    if chosen.judges:
+        slow = np.max([each.band.slow for each in chosen.judges], axis=0)
+    with_loss = lost > 0
+    moved = factor * sizes[with_loss] / lost[with_loss]
+    # what it reached at a smaller size it should reach again, unless more is expected anyway
+    better = ~(expected[with_loss] < moved)
+    for array, change in ((expected, 0.0), (low, -INTERVAL), (high, INTERVAL)):
+        array[with_loss] = np.where(better, moved * np.exp(change * BYTES), array[with_loss])
+    words = []
+    for place, time, bandwidth in zip(places, seconds, busbw, strict=True):
+        if limit is not None and bandwidth > _ABOVE * limit:
+            words.append(Word.TOO_GOOD)
+        elif lost[place] > 0 or time > slow[place]:
+            words.append(Word.SLOW)
+        elif chosen.judges:
+            words.append(Word.EXPECTED)
+        else:
+            words.append(Word.UNKNOWN)
+    ranges = [
+        _name_range(int(size), bool(at)) for size, at in zip(sizes, is_bandwidth, strict=True)
+    ]
+    share = None if line is None else busbw / line
+    return rows.with_columns(
+        pl.Series("sizes", [ranges[place].value for place in places], pl.String),
+        pl.Series("expected_s", expected[places]).fill_nan(None),
+        pl.Series("low_s", low[places]).fill_nan(None),
+        pl.Series("high_s", high[places]).fill_nan(None),
+        pl.Series("slow_s", np.where(np.isinf(slow), np.nan, slow)[places]).fill_nan(None),
+        pl.Series("line_share", share, pl.Float64)
+        if share is not None
+        else pl.lit(None, pl.Float64).alias("line_share"),
+        pl.Series("verdict", [word.value for word in words], pl.String),
+    )
+
+
+def _name_range(nbytes: int, is_bandwidth: bool) -> Range:
+    """The range of a size."""
+    if nbytes <= LATENCY:
+        return Range.LATENCY
+    return Range.BANDWIDTH if is_bandwidth else Range.MIDDLE
+
+
+# -- ranges
+# --------------------------------------------------------------------------------------------------
+
+
+def _judge_ranges(case: Case) -> tuple[Verdict, ...]:
+    """A verdict for each range of sizes that a run has."""
+    verdicts = []
+    for sizes in Range:
+        rows = case.rows.filter(pl.col("sizes") == sizes.value)
+        if len(rows):
+            verdicts.append(_judge_range(case.operation, sizes, rows))
+    return tuple(verdicts)
+
+
+def _judge_range(operation: str, sizes: Range, rows: pl.DataFrame) -> Verdict:
+    """The verdict on the rows of a range."""
+    by_size = rows.group_by("nbytes").agg(
+        pl.col("seconds").median(),
+        pl.col("busbw").median(),
+        pl.col("expected_s").first(),
+        pl.col("low_s").first(),
+        pl.col("high_s").first(),
+        pl.col("line_share").median(),
+        (pl.col("verdict") == Word.SLOW.value).mean().alias("slow"),
+        (pl.col("verdict") == Word.TOO_GOOD.value).mean().alias("too_good"),
+        (pl.col("verdict") == Word.UNKNOWN.value).mean().alias("unknown"),
+    )
+    by_size = by_size.sort("nbytes")
+    word = _name_word(by_size, sizes)
+    shown = by_size.row(0 if sizes is Range.LATENCY else -1, named=True)
+    if word is Word.SLOW and sizes is Range.MIDDLE:
+        worst = (by_size["seconds"] / by_size["expected_s"]).fill_null(0.0).arg_max()
+        shown = by_size.row(worst or 0, named=True)
+    return Verdict(
+        operation,
+        sizes,
+        word,
+        int(by_size["nbytes"][0]),
+        int(by_size["nbytes"][-1]),
+        int(shown["nbytes"]),
+        float(shown["seconds"]),
+        float(shown["busbw"]),
+        shown["expected_s"],
+        shown["low_s"],
+        shown["high_s"],
+        shown["line_share"],
+    )
+
+
+def _name_word(by_size: pl.DataFrame, sizes: Range) -> Word:
+    """What is said of a range: of bandwidths what its largest size says, else what half of its sizes
+    say; single sizes may be noise."""
+    is_slow = by_size["slow"].to_numpy() >= 0.5
+    is_too_good = by_size["too_good"].to_numpy() >= 0.5
+    is_unknown = by_size["unknown"].to_numpy() >= 0.5
+    if is_too_good.mean() >= 0.5 or (sizes is Range.BANDWIDTH and is_too_good[-1]):
+        return Word.TOO_GOOD
+    if is_slow.mean() >= 0.5 or (sizes is Range.BANDWIDTH and is_slow[-1]):
+        return Word.SLOW
+    if is_unknown.mean() > 0.5:
+        return Word.UNKNOWN
+    return Word.EXPECTED
+
+
+# -- what was expected
+# --------------------------------------------------------------------------------------------------
+
+
+def _describe(
+    system: System,
+    candidates: Sequence[Candidate],
+    chosen: _Chosen,
+    sizes: Array,
+    factor: float,
+    limit: float | None,
+    operation: str,
+) -> Expectation:
+    """What was expected of a run."""
+    notes = [chosen.note] if chosen.note else []
+    links = candidates[0].links if candidates else Links()
+    plain = Expectation(system.device, None, system.local, links, limit=limit, notes=tuple(notes))
+    if chosen.shown is None:
+        return plain
+    shown = chosen.shown
+    smallest = price(shown.candidate, operation, np.array([8.0]))
+    largest = price(shown.candidate, operation, np.array([float(max(sizes[-1], 2**33))]))
+    assert smallest is not None and largest is not None
+    moved = factor * float(max(sizes[-1], 2**33))
+    return replace(
+        plain,
+        system=shown.candidate.name,
+        links=shown.candidate.links,
+        algorithm=shown.candidate.algorithm,
+        startup=float(smallest.seconds[0]),
+        startup_low=float(smallest.low[0]),
+        startup_high=float(smallest.high[0]),
+        busbw=moved / float(largest.seconds[0]),
+        busbw_low=moved / float(largest.high[0]),
+        busbw_high=moved / float(largest.low[0]),
+        limited_by=_name_link(shown.candidate),
+        source=shown.candidate.source,
+    )
+
+
+def _name_link(candidate: Candidate) -> str:
+    """The link that bounds large messages, in words."""
+    if candidate.nodes > 1:
+        return "adapters between nodes"
+    return "PCIe" if candidate.links.nvlink is None else "links between GPUs"

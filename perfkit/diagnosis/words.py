@@ -1,0 +1,126 @@
+"""How a diagnosis writes sizes, rates and intervals: sizes in powers of two, as nccl-tests steps."""
+
+import math
+
+_SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def write_size(nbytes: float) -> str:
+    """Write a size in powers of two.
+
+    Parameters
+    ----------
+    nbytes : float
+        The size [B].
+
+    Returns
+    -------
+    text : str
+        With three digits at most.
+
+    Examples
+    --------
+    >>> write_size(8), write_size(2**33), write_size(1.5 * 2**20)
+    ('8 B', '8 GiB', '1.5 MiB')
+    """
+    for unit, name in _SIZES:
+        if nbytes >= unit:
+            return (
+                f"{nbytes / unit:.3g} {name}"
+                if nbytes < 1000 * unit
+                else f"{nbytes / unit:.0f} {name}"
+            )
+    return f"{nbytes:g} B"
+
+
+def write_rate(rate: float) -> str:
+    """Write a bandwidth in GB/s.
+
+    Parameters
+    ----------
+    rate : float
+        Bandwidth [B/s].
+
+    Returns
+    -------
+    text : str
+        With three digits.
+
+    Examples
+    --------
+    >>> write_rate(166.9e9), write_rate(5.286e9)
+    ('167 GB/s', '5.29 GB/s')
+    """
+    return f"{_round(rate / 1e9)} GB/s"
+
+
+def write_rates(low: float, high: float) -> str:
+    """Write an interval of bandwidths in GB/s.
+
+    Parameters
+    ----------
+    low, high : float
+        Its ends [B/s].
+
+    Returns
+    -------
+    text : str
+        Both ends, with one unit.
+
+    Examples
+    --------
+    >>> write_rates(181.4e9, 208.8e9)
+    '181 to 209 GB/s'
+    """
+    return f"{_round(low / 1e9)} to {_round(high / 1e9)} GB/s"
+
+
+def write_times(low: float, high: float) -> str:
+    """Write an interval of times in microseconds.
+
+    Parameters
+    ----------
+    low, high : float
+        Its ends [s].
+
+    Returns
+    -------
+    text : str
+        Both ends, with one unit.
+
+    Examples
+    --------
+    >>> write_times(8.97e-6, 55.4e-6)
+    '9 to 55.4 µs'
+    """
+    return f"{_round(low * 1e6)} to {_round(high * 1e6)} µs"
+
+
+def write_microseconds(seconds: float) -> str:
+    """Write a time in microseconds, as nccl-tests prints it.
+
+    Parameters
+    ----------
+    seconds : float
+        The time [s].
+
+    Returns
+    -------
+    text : str
+        With three digits, or all before the point.
+
+    Examples
+    --------
+    >>> write_microseconds(21.2e-6), write_microseconds(0.0635)
+    ('21.2 µs', '63500 µs')
+    """
+    return f"{_round(seconds * 1e6)} µs"
+
+
+def _round(value: float) -> str:
+    """A number with three digits, or all before the point, without an exponent."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{float(f'{value:.3g}'):g}"

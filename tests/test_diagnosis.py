@@ -1,0 +1,272 @@
+"""Verdicts on logs of nccl-tests: those of healthy and of sick systems, invented ones whose curve is known,
+and what nobody can say."""
+
+import json
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import perfkit as pk
+from perfkit.__main__ import main
+from perfkit.diagnosis.records import Range
+from tests.logs_of_runs import A100, H100, SIZES, follow, write_run
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("PERFKIT_SHARED_DATA", ROOT.parent / "shared" / "data"))
+LOGS = SHARED / "nccl_logs"
+CASES = SHARED.parent / "cases" / "logs"
+#: What each log with a known answer should be called, and a figure of its first line.
+ANSWERS = {
+    "01_a100_8_nvlink": ("as expected", "237 GB/s at 8 GiB, 21.2 µs at 8 B"),
+    "02_h100_8_nvls": ("as expected", "481 GB/s at 8 GiB"),
+    "03_h100_8_ring": (
+        "as expected",
+        "367 GB/s at 8 GiB, for the algorithm that was asked for (ring)",
+    ),
+    "04_h100_2x8_ib400": ("as expected", "469 GB/s at 8 GiB, 32.3 µs at 8 B"),
+    "05_h100_4x8_ib400": ("as expected", "361 GB/s at 8 GiB"),
+    "06_a100_2x8_efa100": ("as expected", "81.3 GB/s at 8 GiB, 157 µs at 8 B"),
+    "07_l40s_4_pcie4": ("as expected", "21.7 GB/s at 8 GiB"),
+    "08_a100_4x8_hdr200": ("slow", "167 GB/s at 8 GiB where 183 to 197 GB/s are expected"),
+    "09_rtx4090_8": ("slow", "5.29 GB/s at 2 GiB where 12.7 to 25.9 GB/s are expected"),
+    "10_h100_2x8": ("slow", "5.44 GB/s at 8 GiB"),
+    "11_h200_8": ("slow", "366 GB/s at 8 GiB"),
+    "12_a100_8_small": ("slow", "260 µs at 8 B where 8.98 to 55.4 µs are expected"),
+    "13_h100_4x8_roce400": ("slow", "from 128 MiB on: all_reduce 147 GB/s at 8 GiB"),
+    "14_a100_2x4": (
+        "too good",
+        "234 GB/s at 8 GiB, more than the 214 GB/s that its links can carry",
+    ),
+}
+#: Runs of public logs that no datasheet or network explains.
+UNKNOWN = {
+    "a100x16_2node_p4d_efa_scatter_raw.log",
+    "a100x16_2node_p4de_efa_allreduce.log",
+    "h100x8_p5_nvswitch_allreduce.log",
+    "h100x16_2node_alltoall_sendrecv.log",
+}
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the logs with known answers are not there")
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_log_with_a_known_answer_gets_it(name: str) -> None:
+    verdict, figure = ANSWERS[name]
+    diagnosis = pk.diagnose(CASES / f"{name}.log")
+    assert diagnosis.verdict == verdict
+    assert diagnosis.ok is (verdict == "as expected")
+    assert str(diagnosis).splitlines()[0].startswith(verdict)
+    assert figure in diagnosis.headline()
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the logs with known answers are not there")
+def test_a_log_without_large_or_small_messages_says_nothing_of_them() -> None:
+    diagnosis = pk.diagnose(CASES / "05_h100_4x8_ib400.log")
+    assert diagnosis.findings[0].case.find(Range.LATENCY) is None
+    assert " µs" not in diagnosis.headline()
+
+
+@pytest.mark.skipif(not LOGS.is_dir(), reason="the public logs are not there")
+def test_no_public_log_is_called_sick() -> None:
+    diagnosis = pk.diagnose(LOGS)
+    by_file: dict[str, set[str]] = {}
+    for finding in diagnosis.findings:
+        by_file.setdefault(finding.case.file, set()).add(finding.word.value)
+    assert len(by_file) == 13
+    for file, words in by_file.items():
+        assert words <= {"as expected", "not enough to say"}, file
+        assert "as expected" in words or file in UNKNOWN, file
+
+
+# -- invented curves
+
+
+def test_a_healthy_curve_is_as_expected_and_the_same_curve_times_0_6_is_slow(
+    tmp_path: Path,
+) -> None:
+    """20 µs and 230 GB/s on eight A100: published are 21 to 35 µs and 220 to 237 GB/s."""
+    healthy = follow(20e-6, 230e9, "all_reduce", 8)
+    good = pk.diagnose(write_run(tmp_path / "good.log", healthy, device=A100))
+    bad = pk.diagnose(
+        write_run(tmp_path / "bad.log", lambda size: healthy(size) / 0.6, device=A100)
+    )
+    assert good.ok is True
+    assert bad.ok is False and bad.headline().startswith("slow")
+    assert "138 GB/s at 8 GiB" in bad.headline()
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict"), [(8, "as expected"), (7, "slow"), (4, "as expected"), (1, "as expected")]
+)
+def test_one_missing_adapter_is_seen_where_nccl_lists_the_others(
+    left: int, verdict: str, tmp_path: Path
+) -> None:
+    """Four nodes of eight A100 over adapters of 25 GB/s, of which 24 are reached. Half of them, or one,
+    may be all that a node has."""
+    listed = " ".join(f"[{n}]mlx5_{n}:1/IB" for n in range(left))
+    lines = []
+    for host in range(4):
+        said = f"node-{host}:1:1 [0] NCCL INFO"
+        lines += [f"{said} NET/IB : Using {listed} [RO]", f"{said} Using network IB"]
+    rate = follow(40e-6, left * 24e9, "all_reduce", 32)
+    hosts = [f"node-{host}" for host in range(4)]
+    diagnosis = pk.diagnose(
+        write_run(tmp_path / "run.log", rate, device=A100, hosts=hosts, lines=lines)
+    )
+    assert diagnosis.verdict == verdict
+    largest = diagnosis.findings[0].case.find(Range.BANDWIDTH)
+    usual = 8 if left == 7 else left
+    assert largest is not None
+    assert largest.line_share == pytest.approx(left * 24 / (usual * 25), abs=0.005)
+
+
+def test_a_fall_at_one_size_is_noise_and_one_that_lasts_is_slow(tmp_path: Path) -> None:
+    healthy = follow(20e-6, 230e9, "all_reduce", 8)
+    once = write_run(
+        tmp_path / "once.log", lambda size: healthy(size) * (2 if size == 2**28 else 1), device=A100
+    )
+    falls = write_run(
+        tmp_path / "falls.log",
+        lambda size: healthy(size) * (2 if size >= 2**28 else 1),
+        device=A100,
+    )
+    assert pk.diagnose(once).ok is True
+    assert pk.diagnose(falls).headline().startswith("slow from 256 MiB on")
+
+
+def test_a_fall_is_slow_where_nothing_else_is_known(tmp_path: Path) -> None:
+    curve = follow(20e-6, 230e9, "all_reduce", 8)
+    log = write_run(
+        tmp_path / "falls.log",
+        lambda size: curve(size) * (2 if size >= 2**28 else 1),
+        device="Acme Accelerator 9",
+    )
+    diagnosis = pk.diagnose(log)
+    assert diagnosis.verdict == "slow"
+    rows = diagnosis.rows.filter(pl.col("verdict") == "slow")
+    assert rows["size_bytes"].min() == 2**28
+    # as much as 128 MiB had: 230 GB/s less the start-up of 20 µs
+    expected = 2**28 / (2**27 / curve(2**27))
+    assert rows["expected_s"][0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_faster_than_nvlink_without_a_reduction_in_the_switch_is_too_good(tmp_path: Path) -> None:
+    """A100 have 300 GB/s, and rings count what each GPU sends; H100 may pass 450 by NVLink SHARP, 788
+    they may not: a rank receives the whole result."""
+    for device, rate, verdict in (
+        (A100, 320e9, "too good"),
+        (H100, 480e9, "as expected"),
+        (H100, 820e9, "too good"),
+    ):
+        curve = follow(15e-6, rate, "all_reduce", 8)
+        assert pk.diagnose(write_run(tmp_path / "run.log", curve, device=device)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"device": "Acme Accelerator 9"}, "no datasheet of Acme Accelerator 9"),
+        ({"device": "NVIDIA H100 PCIe"}, "no datasheet of NVIDIA H100 PCIe"),
+        ({"hosts": ("a", "b"), "program": "sendrecv_perf"}, "pairs reach between nodes"),
+    ],
+)
+def test_what_nobody_can_say_is_said_with_its_reason(
+    change: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    program = str(change.get("program", "all_reduce_perf"))
+    ranks = 8 * len(change.get("hosts", "a"))  # type: ignore[arg-type]
+    name = "send_recv" if program == "sendrecv_perf" else "all_reduce"
+    log = write_run(tmp_path / "run.log", follow(30e-6, 100e9, name, ranks), **change)  # type: ignore[arg-type]
+    diagnosis = pk.diagnose(log)
+    assert diagnosis.verdict == "not enough to say" and diagnosis.ok is None
+    assert said in diagnosis.headline()
+    assert not len(diagnosis.thresholds())
+
+
+def test_a_platform_of_the_user_says_what_the_log_does_not(tmp_path: Path) -> None:
+    curve = follow(30e-6, 150e9, "all_reduce", 8)
+    log = write_run(tmp_path / "run.log", curve, device="Acme Accelerator 9")
+    assert pk.diagnose(log).ok is None
+    assert pk.diagnose(log, "h100-sxm-8").ok is False
+    assert "more than" in pk.diagnose(log, "l40s-8").headline() or not pk.diagnose(log, "l40s-8").ok
+
+
+# -- what it gives
+
+
+@pytest.fixture
+def diagnosis(tmp_path: Path) -> pk.Diagnosis:
+    """Two runs of one node, of which the second one is slow."""
+    curve = follow(20e-6, 230e9, "all_reduce", 8)
+    write_run(tmp_path / "a.log", curve, device=A100)
+    write_run(tmp_path / "b.log", lambda size: curve(size) * 1.8, device=A100)
+    return pk.diagnose(tmp_path)
+
+
+def test_runs_are_counted_and_their_spread_is_said(diagnosis: pk.Diagnosis) -> None:
+    assert diagnosis.headline().endswith("(1 of 2 runs)")
+    spread = diagnosis.spread()
+    assert len(spread) == len(SIZES) and set(spread["runs"]) == {2}
+    last = spread.row(-1, named=True)
+    assert last["slowest_s"] / last["fastest_s"] == pytest.approx(1.8, rel=1e-3)
+    assert "runs differ: all_reduce of 8 B takes 20 µs to 36 µs in 2 runs" in str(diagnosis)
+
+
+def test_floors_of_a_health_check_lie_between_the_healthy_and_the_slow_run(
+    diagnosis: pk.Diagnosis,
+) -> None:
+    floors = diagnosis.thresholds()
+    largest = floors.row(-1, named=True)
+    assert largest["size_bytes"] == 2**33
+    assert 130e9 < largest["least_busbw_bytes_per_s"] < 225e9
+    # busbw = f n / t with f = 2 (8 - 1) / 8
+    assert largest["least_busbw_bytes_per_s"] == pytest.approx(1.75 * 2**33 / largest["longest_s"])
+    busbw = floors["least_busbw_bytes_per_s"].to_list()
+    assert busbw == sorted(busbw)
+
+
+def test_rows_have_what_was_measured_and_expected(diagnosis: pk.Diagnosis) -> None:
+    rows = diagnosis.rows
+    assert len(rows) == 2 * 2 * len(SIZES)
+    assert set(rows["verdict"]) <= {"as expected", "slow"}
+    last = rows.row(-1, named=True)
+    # what 230 GB/s and 20 µs are, over 1.8, of NVLink's 300 GB/s
+    busbw = 1.75 * 2**33 / (1.8 * (20e-6 + 1.75 * 2**33 / 230e9))
+    assert last["busbw_bytes_per_s"] == pytest.approx(busbw, rel=1e-3)
+    assert last["link_share"] == pytest.approx(busbw / 300e9, rel=1e-3)
+    assert last["low_s"] < last["expected_s"] < last["high_s"] < last["slow_s"] < last["measured_s"]
+
+
+def test_the_command_has_an_exit_code_for_ci(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_command(*words: object) -> int:
+        return main([*map(str, words)])
+
+    curve = follow(20e-6, 230e9, "all_reduce", 8)
+    good = write_run(tmp_path / "good.log", curve, device=A100)
+    bad = write_run(tmp_path / "bad.log", lambda size: curve(size) * 1.8, device=A100)
+    unknown = write_run(tmp_path / "unknown.log", curve, device="Acme Accelerator 9")
+    assert run_command("log", good) == 0
+    assert run_command("log", unknown) == 0
+    assert run_command("log", bad) == 1
+    assert run_command("log", tmp_path / "none.log") == 2
+    floors = tmp_path / "floors.csv"
+    capsys.readouterr()
+    assert run_command("log", bad, "--json", "-", "--thresholds", floors) == 1
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["verdict"] == "slow" and figures["ok"] is False
+    assert pl.read_csv(floors)["least_busbw_bytes_per_s"].max() > 130e9
+    assert run_command("log", unknown, "--thresholds", floors) == 2
+    assert "nothing is expected of these logs" in capsys.readouterr().err
+    assert run_command("log", good, "--thresholds", tmp_path / "floors.txt") == 2
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    curve = follow(20e-6, 230e9, "all_reduce", 8)
+    for name in "abcd":
+        write_run(tmp_path / f"{name}.log", curve, device=A100, sizes=SIZES[-3:])
+    told: list[float] = []
+    pk.diagnose(tmp_path, progress=told.append)
+    assert told == [0.25, 0.5, 0.75, 1.0]
