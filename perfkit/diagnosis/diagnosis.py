@@ -64,7 +64,7 @@ def diagnose(
     Devices, ranks and nodes of the log, the adapters that NCCL lists and the algorithms that were asked for
     say which system it is. Expected times are those of the gallery and of datasheets; a run is slow if 1 of
     130 healthy ones takes as long, too good if it is faster than its links. Where a log does not say how
-    its nodes are joined, all published networks of such nodes are compared (docs/formulas.md, table 13).
+    its nodes are joined, all published networks of such nodes are compared (docs/formulas.md, table 12.2).
 
     Examples
     --------
