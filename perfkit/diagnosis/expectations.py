@@ -331,7 +331,7 @@ def _find_all(system: System, platform: Platform | None) -> list[Candidate]:
         return []  # switches of the network reduce, and nothing published says how fast
     if sheet.node is not None and max(system.ranks, _LARGEST_NODE + 1) <= sheet.node.value:
         return _find_rack(system, sheet)
-    return _find_cluster(system, sheet)
+    return _find_cluster(system, sheet, system.nodes, system.local)
 
 
 def _take_platform(system: System, platform: Platform) -> list[Candidate]:
@@ -448,45 +448,100 @@ def _find_rack(system: System, sheet: Datasheet) -> list[Candidate]:
 # --------------------------------------------------------------------------------------------------
 
 
-def _find_cluster(system: System, sheet: Datasheet) -> list[Candidate]:
+@dataclass(frozen=True)
+class _Network:
+    """What may join nodes.
+
+    Parameters
+    ----------
+    name : str
+        In words.
+    of_node : float
+        Rate of all adapters of a node, one way [B/s].
+    adapters : Adapters
+        The adapters.
+    source : str
+        Where their rate is from.
+    latency : float
+        Latency of a hop [s].
+    spread : float
+        Spread of times per byte over it [-].
+    is_default : bool
+        Whether it is the usual one of such nodes.
+    """
+
+    name: str
+    of_node: float
+    adapters: Adapters
+    source: str
+    latency: float = HOP.value
+    spread: float = ACROSS
+    is_default: bool = False
+
+
+def _find_cluster(system: System, sheet: Datasheet, nodes: int, local: int) -> list[Candidate]:
     """Several nodes: with the adapters that the log names, else one for each published network."""
-    assert system.local is not None
-    named = read_adapters(system, sheet)
+    named = read_adapters(system)
     if named is not None and named.is_named:
-        found = []
-        for sold in _ADAPTER_RATES:
-            is_usual = "NIC" in sheet.links and sold == sheet.links["NIC"].value
-            source = "the adapters that NCCL lists, with a rate that adapters are sold with"
-            if is_usual:
-                source = (
-                    f"the adapters that NCCL lists, with the rate of {sheet.links['NIC'].source}"
-                )
-            adapters = replace(named, rate=Rate(sold, source))
-            name = f"{format_count(adapters.usual or 1, 'adapter')} of {_name_rate(sold)}"
-            spread = NAMED if named.count == named.usual else ONE_MISSING
-            found.append(_join(system, sheet, name, adapters, HOP.value, is_usual, spread))
-        return sorted(found, key=lambda candidate: not candidate.is_default)
-    network = None if named is None else named.network
-    found = []
+        networks = _list_named(named, sheet)
+        return [_join(system, sheet, network, nodes, local) for network in networks]
+    kind = None if named is None else named.network
+    networks = []
     if "NIC" in sheet.links:
         rate = Rate(sheet.links["NIC"].value, sheet.links["NIC"].source)
-        adapters = Adapters(None, system.local, rate, network)
-        name = f"{format_count(system.local, 'adapter')} of {_name_rate(rate.value)}"
-        found.append(_join(system, sheet, name, adapters, HOP.value, True, ACROSS))
-    is_efa = system.facts is not None and any(
-        provider.name == "efa" for provider in system.facts.providers
-    )
-    for row in _list_networks(sheet.system):
-        rate = Rate(float(row["rate"]), row["source"])
-        adapters = Adapters(None, int(row["adapters"]), rate, row["network"] or network)
-        latency = float(row["latency"]) if row["latency"] else HOP.value
-        name = f"{format_count(int(row['adapters']), 'adapter')} of {_name_rate(rate.value)} ({row['name']})"
-        if system.local == _WHOLE:
-            found.append(_join(system, sheet, name, adapters, latency, False, ACROSS))
-    over_efa = [candidate for candidate in found if _is_efa(candidate)]
-    if is_efa and over_efa:
-        return [replace(over_efa[0], is_assured=True, is_default=True)]
+        adapters = Adapters(None, local, rate, kind)
+        name = f"{format_count(local, 'adapter')} of {_name_rate(rate.value)}"
+        network = _Network(name, local * rate.value, adapters, rate.source, is_default=True)
+        networks.append(network)
+    if local == _WHOLE:
+        networks += _list_published(sheet.system, kind)
+    found = [_join(system, sheet, network, nodes, local) for network in networks]
+    providers = () if system.facts is None else system.facts.providers
+    if any(provider.name == "efa" for provider in providers):
+        for candidate in found:
+            if _is_efa(candidate):
+                return [replace(candidate, is_assured=True, is_default=True)]
     return found
+
+
+def _list_named(named: Adapters, sheet: Datasheet) -> list[_Network]:
+    """Adapters that a log names, with each rate that adapters are sold with; the usual rate first."""
+    usual_rate = sheet.links["NIC"].value if "NIC" in sheet.links else None
+    count = named.usual or 1
+    networks = []
+    for sold in _ADAPTER_RATES:
+        source = "the adapters that NCCL lists, with a rate that adapters are sold with"
+        if sold == usual_rate:
+            source = f"the adapters that NCCL lists, with the rate of {sheet.links['NIC'].source}"
+        network = _Network(
+            f"{format_count(count, 'adapter')} of {_name_rate(sold)}",
+            count * sold,
+            replace(named, rate=Rate(sold, source)),
+            source,
+            spread=NAMED if named.count == named.usual else ONE_MISSING,
+            is_default=sold == usual_rate,
+        )
+        networks.append(network)
+    return sorted(networks, key=lambda network: not network.is_default)
+
+
+def _list_published(system: str, kind: str | None) -> list[_Network]:
+    """Published networks between nodes of eight devices."""
+    networks = []
+    for systems, rows in group_rows("systems", "published", "node_networks.csv").items():
+        for row in rows if system in systems.split() else []:
+            count = int(row["adapters"])
+            rate = Rate(float(row["rate"]), row["source"])
+            name = f"{format_count(count, 'adapter')} of {_name_rate(rate.value)} ({row['name']})"
+            network = _Network(
+                name,
+                count * rate.value,
+                Adapters(None, count, rate, row["network"] or kind),
+                rate.source,
+                latency=float(row["latency"]) if row["latency"] else HOP.value,
+            )
+            networks.append(network)
+    return networks
 
 
 def _is_efa(candidate: Candidate) -> bool:
@@ -495,24 +550,13 @@ def _is_efa(candidate: Candidate) -> bool:
     return adapters is not None and adapters.network == "EFA"
 
 
-def _list_networks(system: str) -> list[dict[str, str]]:
-    """Published networks between nodes of a device."""
-    found = []
-    for systems, rows in group_rows("systems", "published", "node_networks.csv").items():
-        if system in systems.split():
-            found += rows
-    return found
-
-
-def read_adapters(system: System, sheet: Datasheet) -> Adapters | None:
+def read_adapters(system: System) -> Adapters | None:
     """Read what a log says of the network adapters of a node; None where it says nothing.
 
     Parameters
     ----------
     system : System
         What the log says.
-    sheet : Datasheet
-        Of its devices.
 
     Returns
     -------
@@ -542,46 +586,36 @@ def read_adapters(system: System, sheet: Datasheet) -> Adapters | None:
     return Adapters(count, usual, None, facts.network, is_named=True)
 
 
-def _join(
-    system: System,
-    sheet: Datasheet,
-    name: str,
-    adapters: Adapters,
-    latency: float,
-    is_default: bool,
-    spread: float,
-) -> Candidate:
-    """Nodes that adapters join."""
-    assert system.local is not None and system.nodes is not None
-    assert adapters.rate is not None and adapters.usual is not None
-    local = system.local
-    of_node = adapters.usual * adapters.rate.value
+def _join(system: System, sheet: Datasheet, network: _Network, nodes: int, local: int) -> Candidate:
+    """Nodes of a device that a network joins."""
     fabric = _find_fabric(sheet)
+    spread = network.spread
     if local == 1:
         # a ring over the adapters alone
-        platform = Platform.from_datasheet(sheet.system, ranks=system.ranks, link=of_node)
-        platform = platform.with_link("intra", latency=latency)
+        platform = Platform.from_datasheet(sheet.system, ranks=nodes, link=network.of_node)
+        platform = platform.with_link("intra", latency=network.latency)
         spread = UNMEASURED
     else:
         platform, is_measured = _find_platform(sheet, local)
-        platform = platform.with_nodes(system.nodes)
-        platform = platform.with_link("inter", bandwidth=of_node / local, latency=latency)
+        platform = platform.with_nodes(nodes).with_link(
+            "inter", bandwidth=network.of_node / local, latency=network.latency
+        )
         if not is_measured:
             spread = max(spread, UNMEASURED)
         if fabric is None:
             spread = max(spread, PCIE)
     return Candidate(
-        name,
+        network.name,
         platform,
-        Links(fabric, _find_slot(sheet), adapters, _find_multicast(system, sheet)),
-        system.ranks,
-        system.nodes,
+        Links(fabric, _find_slot(sheet), network.adapters, _find_multicast(system, sheet)),
+        nodes * local,
+        nodes,
         local,
         algorithm=find_algorithm(system),
         bytes_spread=spread,
         is_assured=False,
-        is_default=is_default,
-        source=adapters.rate.source,
+        is_default=network.is_default,
+        source=network.source,
     )
 
 
