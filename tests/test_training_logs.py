@@ -2,6 +2,7 @@
 and what the log states of its run."""
 
 import gzip
+import re
 from pathlib import Path
 
 import polars as pl
@@ -86,7 +87,7 @@ def write(line: str, count: int = 30, *, slow: tuple[int, ...] = (), seconds: fl
 @pytest.mark.parametrize("prefix", ["", " 3: ", "[rank0]:", "\x1b[32m", "2025-01-02T03:04:05Z "])
 def test_each_form_gives_the_time_of_an_iteration(line: str, dialect: str, prefix: str) -> None:
     text = "\n".join(prefix + each for each in write(line).split("\n"))
-    log = parse_training_log(text.replace("\x1b[32m", ""), file="a.log")
+    log = parse_training_log(text, file="a.log")
     assert log.dialect == dialect
     assert log.steps["iteration"].to_list() == list(range(1, 31))
     assert log.seconds == pytest.approx(0.5)
@@ -150,7 +151,7 @@ def test_times_of_torchtitan_follow_from_its_tokens_a_second() -> None:
     assert log.steps["iterations"].to_list() == [1, 9, *[10] * 10]
     assert log.summary.mfu == pytest.approx(0.4119)
     assert log.notes == ()
-    coloured = write_titan(8192, colour="\x1b[31m").replace("\x1b[31m", "")
+    coloured = write_titan(8192, colour="\x1b[31m").replace("tps", "\x1b[38;2;180;60;0mtps")
     assert parse_training_log(MESH + LLAMA + TRAINER + coloured).seconds == pytest.approx(1.0)
 
 
@@ -310,11 +311,12 @@ def test_the_workload_of_megatron_arguments_is_the_one_built_by_hand() -> None:
 
 
 def test_lines_of_arguments_behind_prefixes_say_the_same() -> None:
-    text = "\n".join(
-        f"[20250203 01:02:03][rank-0/16][INFO ] [arguments.py:12] : {line}"
-        for line in ARGUMENTS.split("\n")
-    )
+    prefix = "[20250203 01:02:03][rank-0/16][INFO ] [arguments.py:12] : "
+    text = "\n".join(prefix + line for line in ARGUMENTS.split("\n"))
     plain = parse_training_log(ARGUMENTS + write(PRIMUS))
+    keys = re.sub(r"(?m)^  (\w+) \.+ ", r"  -\1:      ", ARGUMENTS)
+    log = parse_training_log(keys + write(PRIMUS))
+    assert log.workload() == plain.workload() and log.strategy() == plain.strategy()
     log = parse_training_log(text + "\n" + write(PRIMUS))
     assert log.workload() == plain.workload() and log.strategy() == plain.strategy()
 
@@ -422,6 +424,35 @@ def test_a_configuration_in_yaml_says_the_same_as_arguments() -> None:
         parse_training_log(YAML + "draft:\n  num_layers: 2\n" + write(NEMO_2))
 
 
+def test_lists_and_defaults_of_yaml() -> None:
+    more = (
+        "  recompute_granularity: selective\n  recompute_modules:\n  - core_attn\n  - moe_act\n"
+        "  cp_comm_type: null\n  micro_batch_size: ${PRIMUS_MBS:4}\n  encoder_seq_length: ${model.seq}\n"
+    )
+    text = YAML.replace("train:\n", more + "train:\n").replace("  micro_batch_size: 1\n", "")
+    log = parse_training_log(text + write(NEMO_2))
+    assert log.strategy().checkpoint == "attention+activation"
+    assert log.strategy().micro_batch == 4
+
+
+def test_parameters_that_the_software_counts_check_the_model() -> None:
+    counted = " > Total number of parameters in billions: 8.03\n"
+    parse_training_log(ARGUMENTS + counted + write(PLAIN_2025)).workload()  # no warning
+    wrong = parse_training_log(ARGUMENTS + counted.replace("8.03", "7.06") + write(PLAIN_2025))
+    with pytest.warns(
+        TrainingLogWarning, match="counts 7,060,000,000 parameters, and .* 8,030,261,248"
+    ):
+        wrong.workload()
+
+
+def test_arguments_of_megatron_deepspeed() -> None:
+    more = ARGUMENTS.replace(
+        "-------------------- end", "  deepspeed ..... True\n  zero_stage ..... 2\n--- end"
+    )
+    log = parse_training_log(more + write(IN_SECONDS))
+    assert (log.stack, log.strategy().zero) == ("deepspeed", 2)
+
+
 PARAMETERS = """Config param emb_dim: 4096
 Config param global_batch_size_to_train_on: 64
 Config param ici_tensor_parallelism: 2
@@ -440,7 +471,9 @@ Config param vocab_size: 128256
 
 
 def test_parameters_of_maxtext() -> None:
-    log = parse_training_log(PARAMETERS + write(MAXTEXT))
+    # what the command says is replaced by the list of parameters
+    command = "python3 train.py per_device_batch_size=24 max_target_length=128\n"
+    log = parse_training_log(command + PARAMETERS + write(MAXTEXT))
     assert log.workload() == parse_training_log(ARGUMENTS + write(PLAIN_2025)).workload()
     assert log.strategy() == pk.Strategy(tp=2, dp=8, zero=3, checkpoint="full")
 

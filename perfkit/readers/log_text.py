@@ -1,4 +1,4 @@
-"""Text of logs: plain or compressed with gzip, UTF-8 or UTF-16, without colours."""
+"""Text of logs: plain or compressed with gzip, UTF-8 or UTF-16."""
 
 import gzip
 import re
@@ -9,6 +9,7 @@ from perfkit.ground.units import format_bytes
 
 #: Largest log of training that is read [B]: a million lines of Megatron-LM have 0.4 GB.
 LARGEST_LOG = 2**29
+#: Codes that change the colour of what a terminal shows.
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -25,7 +26,7 @@ def read_text(path: Path, advice: str) -> str:
     Returns
     -------
     text : str
-        Its text, without colours.
+        Its text, with its colours.
 
     Raises
     ------
@@ -41,11 +42,8 @@ def read_text(path: Path, advice: str) -> str:
                 limit = format_bytes(LARGEST_LOG)
                 raise ValueError(f"it unpacks to more than {limit}; name a part of it")
         if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            return COLOURS.sub("", data.decode("utf-16", errors="replace"))
+            return data.decode("utf-16", errors="replace")
         cause = explain_content(data[:4096], path.name)
         if cause is not None:
             raise ValueError(cause)
-        text = data.decode("utf-8-sig", errors="replace")
-    if "\x1b[" in text:
-        text = COLOURS.sub("", text)
-    return text
+        return data.decode("utf-8-sig", errors="replace")

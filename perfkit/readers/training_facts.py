@@ -48,7 +48,7 @@ _NAMES = (
     *("optimizer_cpu_offload", "optimizer_offload_fraction", "cpu_offloading"),
     *("moe_token_dispatcher_type", "moe_enable_deepep", "moe_flex_dispatcher_backend"),
     *("overlap_moe_expert_parallel_comm", "transformer_impl", "use_flash_attn"),
-    *("enable_cuda_graph", "cuda_graph_impl", "devices", "num_nodes"),
+    *("enable_cuda_graph", "cuda_graph_impl", "devices", "num_nodes", "zero_stage", "deepspeed"),
     # MaxText
     *("num_decoder_layers", "emb_dim", "base_emb_dim", "num_query_heads", "num_kv_heads"),
     *("head_dim", "mlp_dim", "max_target_length", "per_device_batch_size", "remat_policy"),
@@ -59,11 +59,21 @@ _NAMES = (
     *("dcn_data_parallelism", "dcn_fsdp_parallelism", "dcn_pipeline_parallelism", "model_name"),
 )
 _KNOWN = "|".join(sorted(_NAMES, key=len, reverse=True))
-#: `name ..... value` of Megatron-LM; `name: value` of YAML and JSON.
+#: `name ..... value` of Megatron-LM and `Config param name: value` of MaxText; `name: value` of YAML,
+#: JSON and loggers.
 _ARGUMENT = re.compile(
-    rf"(?<![\w.-])[\"']?(?P<name>{_KNOWN})[\"']?[ \t]*(?P<sign>\.{{2,}}|[:=])[ \t]*"
+    rf"(?P<param>Config param )?(?<![\w.])[\"']?(?P<name>{_KNOWN})[\"']?[ \t]*(?P<sign>\.{{2,}}|[:=])[ \t]*"
     r"(?P<value>\[[^\]\n]{0,300}\]|'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|[^\s,|)}\]]{1,200})"
 )
+#: Lists of YAML, an entry a line.
+_LIST = re.compile(
+    r"(?<![\w.])(recompute_modules|moe_layer_freq|cp_comm_type):[ \t]*\n"
+    r"((?:[ \t]*- [^\n]{1,80}\n){1,500})"
+)
+#: A value of Primus with a default, ``${NAME:4096}``; without one it says nothing.
+_PLACEHOLDER = re.compile(r"\$\{[^:}]*(?::([^}]*))?\}?")
+#: Megatron-LM, theoretical_memory_usage.py, [10^9].
+_BILLIONS = re.compile(r"Total number of parameters in billions: (\d[\d.]{0,12})")
 _ACTIVATION = re.compile(r"activation_func:\s*\n(?:[^\n]*\n)?[^\n]*_target_: [\w.]*\.(\w+)")
 _VOCABULARY = re.compile(
     r"padded vocab \(size: (\d{1,9})\) with \d+ dummy tokens \(new size: (\d{1,9})\)"
@@ -151,6 +161,9 @@ def find_facts(text: str, dialect: str) -> TrainingFacts:
         match = pattern.search(text)
         if match and name not in stated:
             stated[name] = read_value(match[1])
+    match = _BILLIONS.search(text)
+    if match and match[1].count(".") < 2:
+        stated["parameters"] = round(float(match[1]) * 1e9)
     return TrainingFacts(stated, tuple(notes))
 
 
@@ -214,6 +227,9 @@ def read_value(text: str) -> Any:
     [24, 0.001, True, None, "['p2p']", 'bfloat16']
     """
     plain = text.strip().strip("'\"")
+    placeholder = _PLACEHOLDER.fullmatch(plain)
+    if placeholder:
+        plain = placeholder[1] or ""
     if plain.lower() in ("none", "null", "~", ""):
         return None
     if plain.lower() in ("true", "false"):
@@ -234,7 +250,7 @@ def _find_arguments(text: str, notes: list[str]) -> dict[str, Any]:
     for match in _ARGUMENT.finditer(text):
         name = match["name"]
         value = read_value(match["value"])
-        if match["sign"].startswith(".."):
+        if match["sign"].startswith("..") or match["param"]:
             listed[name] = value
         elif value is not None and name not in others:
             others[name] = value
@@ -244,6 +260,8 @@ def _find_arguments(text: str, notes: list[str]) -> dict[str, Any]:
             )
             if note not in notes:
                 notes.append(note)
+    for match in _LIST.finditer(text):
+        others.setdefault(match[1], "[" + ", ".join(re.findall(r"- (\S+)", match[2])) + "]")
     stated = {name: value for name, value in others.items() if name not in listed}
     stated |= {name: value for name, value in listed.items() if value is not None}
     notes[:] = [note for note in notes if note.partition(" ")[0] not in listed]

@@ -25,7 +25,7 @@ from perfkit.ground.files import check_path, check_paths
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Sections, Table, Tabular
 from perfkit.ground.units import check_choice, check_positive, escape, format_time, show
-from perfkit.readers.log_text import read_text
+from perfkit.readers.log_text import COLOURS, read_text
 from perfkit.readers.measured_steps import MeasuredStep
 from perfkit.readers.training_facts import find_contradiction, find_facts, find_peak_memory
 from perfkit.readers.training_lines import (
@@ -46,6 +46,9 @@ WARM_UP = 10
 _SUFFIXES = (".log", ".out", ".txt", ".stdout", ".output")
 #: Characters before the first step in which arguments are looked for [-].
 _HEAD = 20_000_000
+#: How far the parameters of a model may be from those that a log counts, which may be padded or
+#: rounded [-].
+_PARAMETER_TOLERANCE = 0.02
 #: Steps that a report shows [-].
 _SHOWN = 50
 #: Characters from which on a log shows how far it is read [-].
@@ -139,6 +142,11 @@ class TrainingLog(Tabular):
         ------
         ValueError
             For fields that neither the log states nor are given, by name.
+
+        Warns
+        -----
+        TrainingLogWarning
+            Where it has another number of parameters than the log counts.
         """
         for key in given:
             check_choice("field of a Transformer", key, _MODEL)
@@ -154,8 +162,21 @@ class TrainingLog(Tabular):
                 f"{self.name} does not state {', '.join(missing)}; give them, "
                 f"log.workload({examples}), or name the model, log.workload('llama-3-8b')"
             )
-        kept = {"name": "logged", "causal": True, **stated}
-        return Transformer(**kept)
+        model = Transformer(**{"name": "logged", "causal": True, **stated})
+        self._check_parameters(model)
+        return model
+
+    def _check_parameters(self, model: Transformer) -> None:
+        """Warn of a model with another number of parameters than the software counted."""
+        counted = self.run.parameters
+        if counted is None:
+            return
+        built = model.graphs()[0].parameters
+        if abs(built / counted - 1) > _PARAMETER_TOLERANCE:
+            _warn(
+                f"{self.name} counts {counted:,} parameters, and the model that it states has {built:,}; "
+                "check its fields, log.workload(), and give those that differ"
+            )
 
     def strategy(self, **given: Any) -> Strategy:
         """How the GPUs of the run shared the model, as the log states it.
@@ -418,6 +439,8 @@ def parse_training_log(
         As `read_training_log` does.
     """
     name = escape(file, 200)
+    if "\x1b[" in text:
+        text = COLOURS.sub("", text)
     found = find_step_lines(text, note or _ignore)
     if found is None:
         _refuse(name, text)

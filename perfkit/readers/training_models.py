@@ -124,6 +124,9 @@ def _describe_megatron(stated: Mapping[str, Any], dialect: str) -> LoggedRun:
     own = dialect == "megatron" and "transformer_impl" not in stated
     of_te = _take(stated, "transformer_impl") == "transformer_engine" or dialect != "megatron"
     run.stack = "megatron-te" if of_te else "megatron"
+    if _is_on(stated, "deepspeed"):
+        run.stack = "deepspeed"
+    run.parameters = _count(stated, "parameters")
     if _is_on(stated, "enable_cuda_graph") or isinstance(stated.get("cuda_graph_impl"), str):
         run.execution = "graphs"
     run.model |= _keep_stated(
@@ -299,6 +302,8 @@ def _read_megatron_strategy(stated: Mapping[str, Any], run: LoggedRun, *, lists_
     zero = 0
     if _is_on(stated, "use_distributed_optimizer") or "distributed_optimizer" in stated:
         zero = 1
+    if _is_on(stated, "deepspeed"):
+        zero = _count(stated, "zero_stage") or 0
     if _is_on(stated, "use_torch_fsdp2"):
         zero = 3
     if _is_on(stated, "use_custom_fsdp", "use_megatron_fsdp"):
