@@ -110,7 +110,7 @@ _OPTIONS = re.compile(
 _TOPICS: tuple[tuple[Topic, re.Pattern[str]], ...] = (
     ("no IB device", re.compile(r"NET/IB ?: No device found")),
     ("no libibverbs", re.compile(r"[Ff]ailed to open libibverbs")),
-    ("no network plugin", re.compile(r"NET/Plugin ?: (?:No plugin found|Could not find)")),
+    ("no network plugin", re.compile(r"NET/Plugin ?:.*(?:No plugin found|Could not find)")),
     (
         "P2P disabled",
         re.compile(
@@ -468,6 +468,8 @@ class _Collector:
         """Read a line of a launcher, a job script or nccl-tests."""
         if "CCL version" in text:
             self._take_version(line, "", text)
+        if "rccl-tests: Version" in text:
+            self.is_rccl = True
         if "nccl-library=" in text:
             library = _LIBRARY.search(text)
             if library is not None:
@@ -966,7 +968,7 @@ def _take_line(collector: _Collector, line: int, text: str, unfinished: str) -> 
     bare = text.lstrip()
     if bare.startswith(_BARE) or " set by environment to " in text:
         collector.take_message(line, "", bare)
-    elif "_" in text or "CCL version" in text or "nGpus" in text:
+    elif "_" in text or "CCL version" in text or "nGpus" in text or "rccl-tests" in text:
         collector.take_other_line(line, text)
     return _take_command(collector, line, text, unfinished)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from perfkit.ground.units import show
 from perfkit.models.collectives import OPERATIONS
 from perfkit.readers.collective_rows import MisfitError
+from perfkit.readers.torn_rows import DEVICE, ROW, VALUE, mend_rows
 
 #: perfkit's name of an operation by that of its program, such as alltoall_perf.
 NAMES = {name.replace("_", ""): name for name in OPERATIONS}
@@ -40,11 +41,6 @@ COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 START = re.compile(r"(?:nThreads?:?\s*(\d{1,9})\s+)?nGpus\S*\s+(\d{1,9})\s.*minBytes")
 _PROGRAM = re.compile(r"Collective test starting: (?:\S*/)?(\w+?)_perf")
 COMMAND = re.compile(r"\b(\w+?)_perf(?:_mpi)?[\"']?\s+-")
-_DEVICE = re.compile(
-    r"Rank\s+(?P<rank>\d{1,9})(?:\s+Group\s+(?P<group>\d+))?(?:\s+Pid\s+\d+)?"
-    r"\s+on\s+(?P<host>\S+)\s+device"
-    r"(?:\s+(?P<number>\d{1,9}))?(?:\s+\[(?P<bus>[^\]]*)\])?(?:\s+(?P<name>\S.*))?"
-)
 HEADER = re.compile(r"size\s+count\s+type\s.*algbw\s+busbw.*")
 _IN_PLACE_ALONE = re.compile(r"#\s{1,200}in-place\s*$")
 _FOOTER = re.compile(r"Out of bounds values|Avg bus bandwidth|Collective test concluded")
@@ -65,10 +61,7 @@ _FAILURES = (
     ),
     re.compile(r"NCCL WARN"),
 )
-#: A row, whatever its launcher wrote before it ("3: ", "[1,0]<stdout>:", "pod | ", a date).
-_ROW = re.compile(r"(?<![\w.,-])\d{1,18}\s+\d+\s+([A-Za-z]\w*)(?!\S)")
 _DTYPE = re.compile(r"char|u?int\d*|half|b?float\d*|double|bf16|fp?\d+\w*")
-_VALUE = re.compile(r"N/A|[-+]?(?:nan|inf|\d{1,30}(?:\.\d*)?(?:e[-+]?\d{1,2})?)\*?")
 _ENDED = re.compile(
     r"\d\.\d+\s+\d+\.\d+\s+(?:N/A|[\d.e+*-]+)(?:\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)?\s*$"
 )
@@ -232,7 +225,7 @@ class Table:
         lacks_reduction = "redop" in self.leading and not is_word
         if len(leading) not in self._count_leading(lacks_reduction):
             return False
-        return all(_VALUE.fullmatch(text) for name, text in figures if name in _FIGURES)
+        return all(VALUE.fullmatch(text) for name, text in figures if name in _FIGURES)
 
     def _count_leading(self, lacks_reduction: bool) -> tuple[int, ...]:
         """How many values may stand before the figures of a row."""
@@ -305,7 +298,7 @@ def _find_half_digit(figure: Decimal) -> float:
 def _feed(tables: list[Table], line: int, text: str) -> None:
     """Read one line, which belongs to the last table or begins another one."""
     table = tables[-1]
-    row = _ROW.search(text)
+    row = ROW.search(text)
     if row is not None and _feed_row(table, line, text, row):
         return
     header = HEADER.search(text)
@@ -315,7 +308,7 @@ def _feed(tables: list[Table], line: int, text: str) -> None:
         return
     if _ANCIENT.search(text):
         raise MisfitError(line, text, _OLD)
-    device = _DEVICE.search(text)
+    device = DEVICE.search(text)
     if device is not None:
         if table.closed:  # of the next run
             table = _append_table(tables, line)
@@ -445,7 +438,7 @@ class Findings(NamedTuple):
 
 def find_tables(text: str) -> Findings:
     """Find the tables of a text, and the first line that does not fit."""
-    lines = _list_lines(text)
+    lines = mend_rows(_list_lines(text))
     tables = [Table()]
     misfit = None
     try:
@@ -491,7 +484,7 @@ def _quote_failure(lines: Sequence[tuple[int, str]], after: int = 0) -> str:
     """What the log itself says about a failure, after a line; empty if it says nothing."""
     for pattern in _FAILURES:
         for line, text in lines:
-            if line > after and pattern.search(text):
+            if line > after and "NCCL INFO" not in text and pattern.search(text):
                 if line == lines[-1][0]:  # the message shows it
                     return ""
                 return f"; line {line} says {show(text.strip(), 160)}"

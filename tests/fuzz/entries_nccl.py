@@ -8,7 +8,7 @@ from perfkit.models.collectives import bus_factor
 from perfkit.readers.nccl import parse_nccl_tests, read_logs, read_nccl_tests
 from perfkit.readers.nccl_facts import LogFacts
 from tests.fuzz.damage import Rng, choose, damage_file
-from tests.fuzz.entries_logs import PREFIXES, Table, check_rows, draw_table, listen
+from tests.fuzz.entries_logs import FOOTER, PREFIXES, Table, check_rows, draw_table, listen
 from tests.fuzz.harness import Entry, Nonsense
 
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
@@ -91,6 +91,30 @@ def read_facts(rng: Rng, folder: Path) -> None:
     check_rows(logs.rows, tables)
     for found, facts in zip(logs.facts, drawn, strict=True):
         check_facts(found, facts)
+
+
+def tear_row(rng: Rng, row: str, label: str) -> list[str]:
+    """A row in the pieces in which it is printed, with what NCCL says behind the first ones."""
+    words = row.split()
+    pieces = [" ".join(words[:5]), " ".join(words[5:9]), " ".join(words[9:])]
+    lines = []
+    for piece in pieces[:-1]:
+        said = [f"node0:71:9{rank} [0] NCCL INFO Trees" for rank in range(int(rng.integers(1, 4)))]
+        lines += [f"{label}{piece}{said[0]}", *(label + text for text in said[1:])]
+    return [*lines, label + pieces[-1]]
+
+
+def read_torn(rng: Rng, folder: Path) -> None:
+    """Rows that lines of NCCL tear apart are whole again, among rows that are whole."""
+    table = draw_table(rng)
+    label = choose(rng, PREFIXES)
+    lines = [label + line for line in table.head()]
+    for row in table.rows():
+        lines += tear_row(rng, row, label) if rng.random() < 0.5 else [label + row]
+    path = folder / "run.log"
+    path.write_text("\n".join([*lines, *(label + line for line in FOOTER)]) + "\n")
+    found, _ = listen(lambda: read_nccl_tests(path))
+    check_rows(found, [table])
 
 
 def read_deaths(rng: Rng, folder: Path) -> None:
@@ -206,6 +230,7 @@ FAILURES = (
 ENTRIES: dict[str, Entry] = {
     "log-facts": Entry(read_facts, 0.4, new=True),
     "log-reports": Entry(read_reports, 0.3, new=True),
+    "log-torn": Entry(read_torn, 0.3, new=True),
     "log-deaths": Entry(read_deaths, 0.3, new=True),
     "log-damaged": Entry(read_damaged, 0.6, new=True),
 }
