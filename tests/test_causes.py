@@ -159,6 +159,21 @@ def test_half_as_many_adapters_as_gpus_are_no_missing_ones(tmp_path: Path) -> No
     assert "missing adapter" not in names(case)
 
 
+def test_an_adapter_of_a_lower_rate(tmp_path: Path) -> None:
+    def make(rates: list[int], rate: float = 96 * GB) -> Case:
+        speeds = [
+            say(f"NET/IB : Made virtual device [{place}] name=mlx5_{place} speed={speed} ndevs=1")
+            for place, speed in enumerate(rates)
+        ]
+        listed = list_adapters("oak-1", [f"mlx5_{place}" for place in range(len(rates))])
+        return make_hdr(tmp_path, rate, *speeds, listed)
+
+    cause = find(make([200_000, 200_000, 100_000, 200_000]), "slower adapter")
+    assert cause.sentence == "mlx5_2 of oak-1 runs at 100 Gb/s, the others at 200 Gb/s"
+    assert "slower adapter" not in names(make(4 * [200_000]))
+    assert names(make([200_000, 200_000, 100_000, 200_000], 190 * GB)) == []
+
+
 def test_few_adapters_for_many_gpus(tmp_path: Path) -> None:
     said = [list_adapters(host, ["mlx5_0", "mlx5_1"]) for host in FOUR]
     two = name_adapters(2, 8, 25 * GB)
@@ -170,6 +185,11 @@ def test_few_adapters_for_many_gpus(tmp_path: Path) -> None:
     case = make_hdr(tmp_path, 48 * GB, *said, say("NCCL_IB_HCA set to mlx5_0,mlx5_1"), adapters=two)
     assert find(case, "few adapters").certainty is Certainty.LIKELY
     assert names(make_hdr(tmp_path, 190 * GB, *said, adapters=two)) == []
+    chosen = make_hdr(
+        tmp_path, 190 * GB, *said, say("NCCL_IB_HCA set to mlx5_0,mlx5_1"), adapters=two
+    )
+    (remark,) = find_causes(chosen)
+    assert (remark.name, remark.explains) == ("few adapters", frozenset())
 
 
 def test_a_run_that_is_not_slow_has_no_missing_adapter(tmp_path: Path) -> None:
@@ -392,10 +412,12 @@ def test_bridges_join_pairs_only(tmp_path: Path) -> None:
 def test_nvlink_that_gives_a_part(tmp_path: Path) -> None:
     usual = follow(20e-6, 235 * GB)
     case = make_case(tmp_path, Run(follow(20e-6, 150 * GB)), usual, expect(A100, 235 * GB))
-    assert names(case) == ["part of NVLink"]
-    assert "50% of NVLink's 300 GB/s" in words(find(case, "part of NVLink"))
+    assert names(case) == ["part of the links"]
+    assert "50% of the 300 GB/s of the links between the GPUs" in words(
+        find(case, "part of the links")
+    )
     case = make_case(tmp_path, Run(with_kink(4e9, 1.7)), usual, expect(A100, 235 * GB))
-    assert "part of NVLink" not in names(case)
+    assert "part of the links" not in names(case)
 
 
 def test_a_network_within_a_node(tmp_path: Path) -> None:
@@ -444,6 +466,14 @@ def test_nvlink_sharp_is_off(tmp_path: Path) -> None:
     assert find(make_hopper(tmp_path, 366 * GB), "NVLink SHARP off").certainty is Certainty.LIKELY
     four = make_hopper(tmp_path, 366 * GB, local=4)
     assert find(four, "NVLink SHARP off").certainty is Certainty.POSSIBLE
+
+
+def test_nvlink_sharp_that_is_missing_in_a_wide_interval_is_a_remark(tmp_path: Path) -> None:
+    case = make_hopper(tmp_path, 366 * GB, NO_NVLS, usual=370 * GB)
+    (remark,) = find_causes(case)
+    assert (remark.name, remark.explains) == ("NVLink SHARP off", frozenset())
+    assert names(make_hopper(tmp_path, 480 * GB, NO_NVLS)) == []
+    assert names(make_hopper(tmp_path, 366 * GB, usual=370 * GB)) == []
 
 
 def test_nvlink_sharp_that_is_used_or_absent_by_nature_is_no_cause(tmp_path: Path) -> None:
@@ -840,6 +870,10 @@ def test_part_of_a_mesh(tmp_path: Path) -> None:
     run = Run(follow(20e-6, 140 * GB), device=device, local=4)
     case = make_case(tmp_path, run, usual, expectation)
     assert "3 of 7 links" in words(find(case, "part of a mesh"))
+    unknown = [replace(verdict, word=Word.UNKNOWN) for verdict in case.verdicts]
+    assert names(replace(case, verdicts=tuple(unknown))) == ["part of a mesh"]
+    run = Run(follow(20e-6, 20 * GB), device=device, local=4)
+    assert "part of a mesh" not in names(make_case(tmp_path, run, usual, expectation))
     run = Run(follow(20e-6, 140 * GB), device=device)
     assert "part of a mesh" not in names(make_case(tmp_path, run, usual, expectation))
 

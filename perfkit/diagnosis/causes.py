@@ -25,6 +25,7 @@ SIGNATURES: tuple[Signature, ...] = (
     causes_run.find_shared_nvlink,
     causes_sockets.find_sockets,
     causes_adapters.find_missing_adapter,
+    causes_adapters.find_slower_adapter,
     causes_adapters.find_no_gpu_direct,
     causes_node.find_network_within_node,
     causes_node.find_host_memory,
@@ -43,7 +44,7 @@ SIGNATURES: tuple[Signature, ...] = (
     causes_adapters.find_half_adapters,
     causes_adapters.find_flat_topology,
     causes_run.find_known_faults,
-    causes_node.find_part_of_nvlink,
+    causes_node.find_part_of_links,
     causes_curve.find_spread,
     causes_run.find_mixed_devices,
     causes_run.find_bound_processes,
@@ -53,6 +54,7 @@ SIGNATURES: tuple[Signature, ...] = (
 #: What is normal though it may look odd.
 REMARKS: tuple[Signature, ...] = (
     causes_node.note_multicast_choice,
+    causes_adapters.note_few_adapters,
     causes_run.note_settings,
 )
 
@@ -90,17 +92,17 @@ def _ask(case: Case, signatures: Sequence[Signature]) -> list[Cause]:
 
 def _note_facts(case: Case) -> list[Cause]:
     """Remarks on what the log itself says would make a run slow, where there is not enough to say
-    whether it is."""
+    whether it is; on NVLink SHARP also where it is as expected, as intervals may hold both rates."""
     words = {verdict.word for verdict in case.verdicts}
-    if Word.UNKNOWN not in words or words & {Word.SLOW, Word.TOO_GOOD}:
+    if words & {Word.SLOW, Word.TOO_GOOD}:
         return []
+    signatures = SIGNATURES if Word.UNKNOWN in words else (causes_node.find_no_nvlink_sharp,)
     as_slow = [replace(verdict, word=Word.SLOW) for verdict in case.verdicts]
     nothing_expected = replace(case.expectation, busbw=None)
     as_slow_case = replace(case, verdicts=tuple(as_slow), expectation=nothing_expected)
-    causes = _ask(as_slow_case, SIGNATURES)
     return [
         replace(cause, explains=frozenset())
-        for cause in causes
+        for cause in _ask(as_slow_case, signatures)
         if cause.certainty is Certainty.SEEN and Word.SLOW in cause.explains
     ]
 

@@ -246,6 +246,40 @@ def find_few_adapters(case: Case) -> Cause | None:
     )
 
 
+def note_few_adapters(case: Case) -> Cause | None:
+    """A remark that NCCL_IB_HCA names half as many adapters as GPUs or fewer, in a run that is not
+    slow for so many.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    remark : Cause or None
+        None where it is not so.
+    """
+    chosen = take_facts(case).find_settings("NCCL_IB_HCA")
+    by_host = list_data_adapters(case)
+    local = case.expectation.ranks_per_node
+    if is_slow(case) or not is_between_nodes(case) or not chosen or not by_host or local is None:
+        return None
+    count = min(len(adapters) for adapters in by_host.values())
+    if count > local // 2:
+        return None
+    carry = "1 adapter carries" if count == 1 else f"{count} adapters carry"
+    return Cause(
+        "few adapters",
+        f"{carry} the data of {local} GPUs, as NCCL_IB_HCA names no others",
+        (quote(case, chosen[0], f"NCCL_IB_HCA={chosen[0].value}"),),
+        ("if the nodes have more adapters: unset NCCL_IB_HCA, or name all of the GPUs",),
+        ("NVIDIA/nccl#652",),
+        Certainty.SEEN,
+        frozenset(),
+    )
+
+
 def find_fewer_rails(case: Case) -> Cause | None:
     """Fewer adapters than usual, by the rate alone.
 
@@ -307,6 +341,61 @@ def _count_adapters(rate: float, line: float) -> int | None:
 
 # -- adapters that give less
 # --------------------------------------------------------------------------------------------------
+
+
+def find_slower_adapter(case: Case) -> Cause | None:
+    """An adapter of a lower rate than the others.
+
+    Evidence: NCCL prints the rate of each, and they differ on a host or between hosts (seen). Rings share
+    data evenly, so the slowest rail sets the pace of all.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    cause : Cause or None
+        None where it does not fit.
+    """
+    if not is_between_nodes(case) or not is_slow(case, Range.MIDDLE, Range.BANDWIDTH):
+        return None
+    rated = [
+        (adapter.rate, adapter)
+        for adapters in list_data_adapters(case).values()
+        for adapter in adapters
+        if adapter.rate is not None
+    ]
+    if not rated:
+        return None
+    most = max(rate for rate, _ in rated)
+    slower = [adapter for rate, adapter in rated if rate < 0.95 * most]
+    if not slower or 2 * len(slower) > len(rated):
+        return None
+    lowest = min(rate for rate, _ in rated)
+    names = join_names((f"{adapter.name} of {adapter.host}" for adapter in slower), most=4)
+    evidence = [
+        quote(
+            case, slower[0], f"{names}: {write_line_rate(lowest)}, others {write_line_rate(most)}"
+        )
+    ]
+    plateau = find_plateau(case)
+    if plateau is not None:
+        evidence.append(describe_plateau(case, plateau))
+    return Cause(
+        "slower adapter",
+        f"{names} runs at {write_line_rate(lowest)}, the others at {write_line_rate(most)}",
+        tuple(evidence),
+        (
+            f"ibstat {slower[0].name}: rate and width of the link; cable, transceiver and switch port",
+            "if it belongs to storage or management: leave it out with NCCL_IB_HCA",
+            "the same test over one rail at a time",
+        ),
+        ("NVIDIA/nccl#652", "NVIDIA-NeMo/RL#3670"),
+        Certainty.SEEN,
+        sizes=_LARGE_SIZES,
+    )
 
 
 def find_no_gpu_direct(case: Case) -> Cause | None:

@@ -287,8 +287,8 @@ def find_unused_nvlink(case: Case) -> Cause | None:
     )
 
 
-def find_part_of_nvlink(case: Case) -> Cause | None:
-    """NVLink that gives a part of its rate.
+def find_part_of_links(case: Case) -> Cause | None:
+    """NVLink, or another fabric between the GPUs, that gives a part of its rate.
 
     Evidence: the rate is more than PCIe carries and less than expected, in all sizes that bandwidth
     decides (possible).
@@ -319,18 +319,20 @@ def find_part_of_nvlink(case: Case) -> Cause | None:
     evidence = [
         describe_plateau(case, plateau),
         Evidence(
-            f"more than the {write_rate(line)} of PCIe, {plateau.busbw / nvlink.value:.0%} of NVLink's "
-            f"{write_rate(nvlink.value)}",
+            f"more than the {write_rate(line)} of PCIe, {plateau.busbw / nvlink.value:.0%} of the "
+            f"{write_rate(nvlink.value)} of the links between the GPUs",
             case.file,
             plateau.line,
         ),
     ]
     return Cause(
-        "part of NVLink",
-        "NVLink gives a part of its rate: links may be down, or one GPU is slower than the others",
+        "part of the links",
+        "links between the GPUs give a part of their rate: some may be down, or one GPU is slower than the "
+        "others",
         tuple(evidence),
         (
-            "nvidia-smi nvlink -s and -e on all GPUs: are all links up, at one rate, without errors?",
+            "nvidia-smi nvlink -s and -e (AMD: amd-smi xgmi) on all GPUs: are all links up, at one rate, "
+            "without errors?",
             "nvidia-smi -q -d PERFORMANCE,CLOCK during the run: does a GPU slow down?",
             "nvbandwidth, device_to_device, finds the pair that is slow",
             "run with NCCL_DEBUG=INFO: as many channels and nvls channels as on a fast node?",

@@ -365,7 +365,8 @@ def describe_plateau(case: Case, plateau: Plateau) -> Evidence:
     expected = case.expectation.busbw
     if expected is not None:
         share = plateau.busbw / expected
-        text += f", {share:.0%} of the {write_rate(expected)} expected"
+        digits = 0 if share >= 0.1 else 1
+        text += f", {share:.{digits}%} of the {write_rate(expected)} expected"
     return Evidence(text, case.file, plateau.line)
 
 
