@@ -141,6 +141,24 @@ def test_an_adapter_is_missing_on_one_host(tmp_path: Path) -> None:
     assert "mlx5_7, is missing on oak-3" in sentence
 
 
+def test_adapters_of_efa_are_counted(tmp_path: Path) -> None:
+    four = name_adapters(4, 4, 12.5 * GB, is_named=False)
+    three = say("NET/OFI Selected Provider is efa (found 3 nics)")
+    cause = find(make_hdr(tmp_path, 35 * GB, three, adapters=four), "missing adapter")
+    assert cause.sentence == "1 of 4 adapters is missing on oak-1"
+    whole = say("NET/OFI Selected Provider is efa (found 4 nics)")
+    assert "missing adapter" not in names(make_hdr(tmp_path, 35 * GB, whole, adapters=four))
+
+
+def test_more_adapters_than_gpus(tmp_path: Path) -> None:
+    ten = [f"mlx5_{number}" for number in range(10)]
+    case = make_hdr(tmp_path, 120 * GB, *(list_adapters(host, ten) for host in FOUR))
+    assert "10 adapters for 8 GPUs" in find(case, "wrong interface").sentence
+    two_ports = [f"mlx5_{number}" for number in range(16)]
+    case = make_hdr(tmp_path, 120 * GB, *(list_adapters(host, two_ports) for host in FOUR))
+    assert "wrong interface" not in names(case)
+
+
 def test_gaps_in_the_numbers_of_enough_adapters_are_no_fault(tmp_path: Path) -> None:
     # mlx5_1 and mlx5_2 belong to storage, as on a DGX H100: eight are left for eight GPUs
     eight = [f"mlx5_{number}" for number in (0, 3, 4, 5, 6, 9, 10, 11)]

@@ -89,12 +89,13 @@ def _find_missing(case: Case, by_host: dict[str, tuple[Adapter, ...]]) -> _Missi
         poorest = [host for host, count in counts.items() if count < most]
         absent = [name for name in whole if any(name not in names[host] for host in poorest)]
         return _Missing(tuple(poorest), tuple(absent), fewest, most)
-    local = case.expectation.ranks_per_node
     usual = case.expectation.links.adapters
-    complete = local
-    if usual is not None and usual.usual is not None:
-        complete = usual.usual
-    if complete is None or not complete // 2 < fewest < complete:
+    complete = None
+    for count in (None if usual is None else usual.usual, case.expectation.ranks_per_node):
+        if count is not None and count // 2 < fewest < count:
+            complete = count
+            break
+    if complete is None:
         return None
     gaps = _find_gaps(next(iter(names.values())))
     absent = gaps if len(gaps) == complete - fewest else []
@@ -122,7 +123,7 @@ def find_missing_adapter(case: Case) -> Cause | None:
         return None
     by_host = list_data_adapters(case)
     if not by_host:
-        return None
+        return _find_missing_of_plugin(case)
     missing = _find_missing(case, by_host)
     if missing is None:
         return None
@@ -165,6 +166,41 @@ def find_missing_adapter(case: Case) -> Cause | None:
         tuple(evidence),
         tuple(advice),
         ("NVIDIA/nccl-tests#119", "NVIDIA/nccl#652", "NVIDIA/nccl-tests#106"),
+        Certainty.SEEN,
+        sizes=_LARGE_SIZES,
+    )
+
+
+def _find_missing_of_plugin(case: Case) -> Cause | None:
+    """Adapters of EFA that are missing, by their number: it is the same on all hosts, and a power of two
+    on every instance of AWS (1, 4, 8, 16 or 32)."""
+    providers = [each for each in take_facts(case).providers if each.adapters]
+    if not providers:
+        return None
+    counts = [each.adapters or 0 for each in providers]
+    complete = 1
+    while complete < max(counts):
+        complete *= 2
+    poorest = min(providers, key=lambda each: each.adapters or 0)
+    fewest = poorest.adapters or 0
+    if fewest == complete:
+        return None
+    evidence = [quote(case, poorest, f"the plugin of libfabric finds {fewest} adapters")]
+    plateau = find_plateau(case)
+    if plateau is not None:
+        evidence.append(describe_plateau(case, plateau))
+    lost = complete - fewest
+    verb = "is" if lost == 1 else "are"
+    host = f" on {poorest.host}" if poorest.host else ""
+    return Cause(
+        "missing adapter",
+        f"{lost} of {complete} adapters {verb} missing{host}",
+        tuple(evidence),
+        (
+            "fi_info -p efa on each node: does it list as many as the instance has?",
+            "network interfaces of the instance: one of EFA for each network card",
+        ),
+        ("aws/aws-ofi-nccl#64", "https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html"),
         Certainty.SEEN,
         sizes=_LARGE_SIZES,
     )

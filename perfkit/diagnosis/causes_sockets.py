@@ -201,13 +201,39 @@ def find_wrong_interface(case: Case) -> Cause | None:
         )
     fabrics = {adapter.fabric for adapter in adapters} & {"IB", "RoCE"}
     if len(fabrics) < 2:
-        return None
+        return _find_too_many(case)
     others = _list_rarer(adapters)
     names = join_names(dict.fromkeys(adapter.name for adapter in others))
     return Cause(
         "wrong interface",
         f"NCCL uses InfiniBand and Ethernet adapters at once; {names} may belong to storage or management",
         (quote(case, others[0], f"NCCL lists {names} as {others[0].fabric} beside others"),),
+        (
+            "name the adapters of the GPUs: NCCL_IB_HCA=mlx5_0,mlx5_1, … (nvidia-smi topo -m shows which "
+            "are beside a GPU)",
+        ),
+        ("NVIDIA-NeMo/RL#3670",),
+        Certainty.POSSIBLE,
+    )
+
+
+def _find_too_many(case: Case) -> Cause | None:
+    """More adapters than GPUs, and no multiple of them: some are of another network."""
+    local = case.expectation.ranks_per_node
+    by_host: dict[str, list[Adapter]] = {}
+    for adapter in take_facts(case).adapters:
+        if adapter.fabric != "Socket":
+            by_host.setdefault(adapter.host, []).append(adapter)
+    if not by_host or local is None or local < 2:
+        return None
+    listed = max(by_host.values(), key=len)
+    if len(listed) <= local or len(listed) % local == 0:
+        return None
+    names = join_names((adapter.name for adapter in listed), most=16)
+    return Cause(
+        "wrong interface",
+        f"NCCL uses {len(listed)} adapters for {local} GPUs; some may belong to storage or management",
+        (quote(case, listed[0], f"NCCL lists {names}"),),
         (
             "name the adapters of the GPUs: NCCL_IB_HCA=mlx5_0,mlx5_1, … (nvidia-smi topo -m shows which "
             "are beside a GPU)",
