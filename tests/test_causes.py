@@ -1,5 +1,6 @@
 """Signatures of causes, each on a log with invented figures, and beside a near miss."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import perfkit as pk
 from perfkit.diagnosis import (
     causes_adapters,
     causes_curve,
@@ -911,6 +913,63 @@ def test_what_no_signature_explains(tmp_path: Path) -> None:
     assert cause.name == "not enough to say"
     assert cause.advice[0].startswith("run again with NCCL_DEBUG=INFO")
     assert any("pairs of nodes" in each for each in cause.advice)
+
+
+# -- logs with known answers
+# --------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("PERFKIT_SHARED_DATA", ROOT.parent / "shared" / "data"))
+CASES = SHARED.parent / "cases" / "logs"
+#: The first cause of each, and words of its sentence, its evidence and what to try first.
+ANSWERS = {
+    "08_a100_4x8_hdr200": ("missing adapter", "mlx5_4", "7 × 24 GB/s", "ibstat mlx5_4"),
+    "09_rtx4090_8": ("host memory", "no peer access", "17% of the 32 GB/s", "topo -p2p r"),
+    "10_h100_2x8": ("sockets", "NCCL_IB_DISABLE=1", "23.2 Gb/s", "unset NCCL_IB_DISABLE"),
+    "11_h200_8": ("NVLink SHARP off", "rings", "on 8 of 8 GPUs", "fabricmanager"),
+    "12_a100_8_small": ("high start-up", "not enough to say which", "11 times", "governor"),
+    "13_h100_4x8_roce400": ("worse algorithm", "from 128 MiB", "3.2 times", "SUBSYS=TUNING"),
+    "14_a100_2x4": ("one machine", "containers", "133 GB/s", "name of the node"),
+}
+HEALTHY = (
+    "01_a100_8_nvlink",
+    "02_h100_8_nvls",
+    "04_h100_2x8_ib400",
+    "05_h100_4x8_ib400",
+    "06_a100_2x8_efa100",
+    "07_l40s_4_pcie4",
+)
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the logs with known answers are not there")
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_sick_log_gets_its_cause_alone(name: str) -> None:
+    (cause,) = pk.diagnose(CASES / f"{name}.log").causes
+    wanted = ANSWERS[name]
+    assert cause.name == wanted[0]
+    assert wanted[1] in cause.sentence
+    assert wanted[2] in words(cause)
+    assert wanted[3] in cause.advice[0]
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the logs with known answers are not there")
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_log_gets_no_cause(name: str) -> None:
+    assert pk.diagnose(CASES / f"{name}.log").causes == ()
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the logs with known answers are not there")
+def test_rings_by_choice_are_a_remark() -> None:
+    causes = pk.diagnose(CASES / "03_h100_8_ring.log").causes
+    assert [cause.name for cause in causes] == ["NVLink SHARP by choice", "settings"]
+    assert all(not cause.explains for cause in causes)
+
+
+@pytest.mark.skipif(
+    not (SHARED / "nccl_logs").is_dir(), reason="the logs of other people are not there"
+)
+def test_no_public_log_gets_a_cause() -> None:
+    assert pk.diagnose(SHARED / "nccl_logs").causes == ()
 
 
 # -- all of them

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from perfkit.diagnosis.causes_between import compare_runs
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Verdict, Word
 from perfkit.diagnosis.words import (
     write_microseconds,
@@ -106,13 +107,14 @@ class Diagnosis(Tabular):
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
-        """Causes of all runs: those of the run that is named first, then others; each once, with the
-        evidence of every run."""
-        merged: dict[tuple[str, str], Cause] = {}
+        """Causes of all runs: what runs show beside each other, then those of the run that is named first,
+        then others; each once, with the evidence of the first run that has it."""
+        causes = list(compare_runs([finding.case for finding in self.findings]))
         for finding in sorted(self.findings, key=_rank):
-            for cause in finding.causes:
-                key = (cause.name, cause.sentence)
-                merged.setdefault(key, cause)
+            causes += finding.causes
+        merged: dict[tuple[str, str], Cause] = {}
+        for cause in causes:
+            merged.setdefault((cause.name, cause.sentence), cause)
         return tuple(merged.values())
 
     @cached_property
