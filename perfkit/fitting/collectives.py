@@ -48,15 +48,17 @@ class Curve:
 
     def evaluate(self, p: Array) -> tuple[Array, Array]:
         """Logarithms of time, shape (problems, points), and their slopes over the logarithms of the
-        parameters."""
+        parameters, shape (problems, parameters, points)."""
         if self.model is not TwoBranch:
             return self._join(p)
-        of_small_messages, of_large_messages = np.split(p, 2, axis=1)
-        small, slopes_small = self._join(of_small_messages)
-        large, slopes_large = self._join(of_large_messages)
-        is_small = (small <= large)[..., None]
-        slopes = np.concatenate([slopes_small * is_small, slopes_large * ~is_small], axis=-1)
-        return np.minimum(small, large), slopes
+        # the branches of all problems as problems of their own
+        values, slopes = self._join(p.reshape(-1, 2))
+        small, large = values[::2], values[1::2]
+        is_small = small <= large
+        slopes = slopes.reshape(len(p), 2, 2, -1)
+        slopes[:, 0] *= is_small[:, None]
+        slopes[:, 1] *= ~is_small[:, None]
+        return np.minimum(small, large), slopes.reshape(len(p), 4, -1)
 
     def _join(self, p: Array) -> tuple[Array, Array]:
         """Smooth maximum of start-up and transfer; its slopes are the shares of both."""
@@ -65,21 +67,26 @@ class Curve:
             sharpness = np.exp(p[:, count:])
         else:
             sharpness = np.full((1, 1), self.sharpness)
-        parts = np.exp(p[:, :count, None]) * self.columns
-        start_up_parts, transfer_parts = np.split(parts, 2, axis=1)
-        sums = np.stack([start_up_parts.sum(axis=1), transfer_parts.sum(axis=1)], axis=1)
-        start_up = np.log(sums[:, 0])
-        transfer = np.log(sums[:, 1]) + self.sizes
+        if count == 2:  # one start-up, and one time per byte
+            start_up, transfer = p[:, :1], p[:, 1:2] + self.sizes
+        else:
+            parts = np.exp(p[:, :count, None]) * self.columns
+            sums = parts.reshape(len(p), 2, count // 2, -1).sum(axis=2)
+            start_up, transfer = np.log(sums[:, 0]), np.log(sums[:, 1]) + self.sizes
         distance = sharpness * (transfer - start_up)
-        with np.errstate(over="ignore"):
-            value = start_up + np.logaddexp(0.0, distance) / sharpness
-            share = 1.0 / (1.0 + np.exp(distance))
-        shares = np.stack([share, 1.0 - share], axis=1)
-        slopes = parts * np.repeat(shares / sums, count // 2, axis=1)
+        # log(1 + exp(distance)) and 1 / (1 + exp(distance)) without an overflow
+        small = np.exp(-np.abs(distance))
+        value = start_up + (np.maximum(distance, 0.0) + np.log1p(small)) / sharpness
+        share = np.where(distance > 0.0, small, 1.0) / (1.0 + small)
+        slopes = np.empty((len(p), p.shape[1], len(self.sizes)))
+        half = count // 2
+        slopes[:, :half] = share[:, None]
+        slopes[:, half:count] = 1.0 - share[:, None]
+        if count > 2:
+            slopes[:, :count] *= parts / np.repeat(sums, half, axis=1)
         if self.sharpness is None:
-            of_sharpness = share * start_up + (1.0 - share) * transfer - value
-            slopes = np.concatenate([slopes, of_sharpness[:, None]], axis=1)
-        return value, np.swapaxes(slopes, 1, 2)
+            slopes[:, count] = share * start_up + (1.0 - share) * transfer - value
+        return value, slopes
 
     def solve(self, weights: Array, starts: Array | None = None) -> Array:
         """Logarithms of the best parameters for each row of weights of the points, by damped
@@ -91,24 +98,27 @@ class Curve:
         w = np.repeat(weights, len(starts), axis=0)
         p = np.clip(np.tile(starts, (len(weights), 1)), self.low, self.high)
         value, slopes = self.evaluate(p)
-        cost = _cost(self.times - value, w)
+        residuals = self.times - value
+        roots = _find_roots(residuals)
+        cost = _cost(roots, w)
         damping = np.full(len(p), 1e-3)
         identity = np.eye(len(self.names))
         for _ in range(60):
-            residuals = self.times - value
-            robust_weights = w / np.sqrt(1.0 + (residuals / SCALE) ** 2)
-            weighed = slopes * robust_weights[..., None]
-            normal = np.swapaxes(weighed, 1, 2) @ slopes + 1e-9 * identity
+            weighed = slopes * (w / roots)[:, None]
+            normal = weighed @ np.swapaxes(slopes, 1, 2) + 1e-9 * identity
             scale = np.maximum(np.einsum("bii->bi", normal), 1e-6) * damping[:, None]
-            pull = np.einsum("bni,bn->bi", weighed, residuals)
-            step = np.linalg.solve(normal + scale[:, None] * identity, pull[..., None])[..., 0]
+            pull = weighed @ residuals[..., None]
+            step = np.linalg.solve(normal + scale[:, None] * identity, pull)[..., 0]
             trial = np.clip(p + np.clip(step, -2.0, 2.0), self.low, self.high)
             trial_value, trial_slopes = self.evaluate(trial)
-            trial_cost = _cost(self.times - trial_value, w)
+            trial_residuals = self.times - trial_value
+            trial_roots = _find_roots(trial_residuals)
+            trial_cost = _cost(trial_roots, w)
             better = trial_cost < cost
             gain = np.maximum(cost - trial_cost, 0.0)
             p[better] = trial[better]
-            value[better] = trial_value[better]
+            residuals[better] = trial_residuals[better]
+            roots[better] = trial_roots[better]
             slopes[better] = trial_slopes[better]
             cost = np.minimum(cost, trial_cost)
             damping = np.clip(np.where(better, damping / 5.0, damping * 5.0), 1e-9, 1e9)
@@ -152,12 +162,12 @@ class Curve:
         values_of_one, slopes_of_one = self.evaluate(logs[None])
         value, slopes = values_of_one[0], slopes_of_one[0]
         residuals = self.times - value
-        trust = 1.0 / np.sqrt(1.0 + (residuals / SCALE) ** 2)
+        trust = 1.0 / _find_roots(residuals)
         degrees = max(len(self.times) - len(self.names), 0)
         squares = TRUST * PRIOR**2 + float(np.sum(trust * residuals**2))
         noise = squares / (TRUST + degrees)
         # standard errors of a robust regression, with the noise pulled towards its prior
-        information = slopes.T @ (slopes * trust[:, None])
+        information = (slopes * trust) @ slopes.T
         variances = noise * np.diag(np.linalg.pinv(information, rcond=1e-12, hermitian=True))
         at_low = np.abs(logs - self.low) < 1e-6
         at_high = np.abs(logs - self.high) < 1e-6
@@ -271,9 +281,14 @@ def find_miss(sizes: Array, times: Array, fitted: Array, spread: float) -> Miss 
     )
 
 
-def _cost(residuals: Array, weights: Array) -> Array:
+def _find_roots(residuals: Array) -> Array:
+    """Root of the pseudo-Huber loss: near 1 below `SCALE`, then it grows with the residual."""
+    return np.asarray(np.sqrt(1.0 + (residuals / SCALE) ** 2))
+
+
+def _cost(roots: Array, weights: Array) -> Array:
     """Pseudo-Huber loss: squares below `SCALE`, then straight."""
-    return np.asarray(np.sum(weights * (np.sqrt(1.0 + (residuals / SCALE) ** 2) - 1.0), axis=-1))
+    return np.asarray(np.sum(weights * (roots - 1.0), axis=-1))
 
 
 def pipelined_curve(sizes: Array, times: Array, *, sharpness: float | None) -> Curve:
@@ -527,7 +542,7 @@ def fit_collective(
     logs, left_out = curve.leave_out()
     note = ""
     _, slopes = curve.evaluate(logs[None])
-    share_of_transfer = slopes[0, :, 1]
+    share_of_transfer = slopes[0, 1]
     richer = []
     if min(1.0 - share_of_transfer[0], share_of_transfer[-1]) >= SEEN:
         if n >= 6:

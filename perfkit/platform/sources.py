@@ -3,7 +3,7 @@ measured before."""
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
@@ -210,22 +210,68 @@ def _compare_files(rows: Table, what: str) -> tuple[str, ...]:
     rows = _name_runs(rows)
     if rows["file"].n_unique() < 2:
         return ()
-    medians = rows.group_by("file", "nbytes").agg(pl.col("seconds").median())
-    both = medians.join(medians, on="nbytes", suffix="_other")
-    both = both.filter(pl.col("file") != pl.col("file_other"))
-    ratios = both.group_by("file", "file_other").agg(
-        (pl.col("seconds") / pl.col("seconds_other")).median().alias("ratio"),
-        pl.len().alias("sizes"),
-    )
-    worst = ratios.filter(pl.col("sizes") >= 2).sort("ratio", "file", "file_other").tail(1)
-    if worst.is_empty() or worst["ratio"][0] <= CONTRADICTION:
+    found = _find_contradiction(rows)
+    if found is None:
         return ()
-    slow, fast, ratio = worst.select("file", "file_other", "ratio").row(0)
+    slow, fast, ratio = found
     note = (
         f"{slow} takes {ratio:.2g} times as long as {fast} for {what}: the curve lies between them"
     )
     warnings.warn(f"{note}; use the logs of one system", stacklevel=6)
     return (note,)
+
+
+class _Contradiction(NamedTuple):
+    """Two runs of one collective whose times differ too much."""
+
+    slow: str
+    fast: str
+    ratio: float  # median over the sizes that both have [-]
+
+
+def _find_contradiction(rows: Table) -> _Contradiction | None:
+    """The two runs with the largest ratio of times above `CONTRADICTION`; None without one.
+
+    A run is compared with all others only if it could be the slow one of such a pair, which its
+    times beside the fastest ones of any run tell: thousands of runs of one system are compared with
+    the fastest times alone.
+    """
+    medians = rows.group_by("file", "nbytes").agg(pl.col("seconds").median())
+    runs = medians["file"].unique().sort()
+    sizes = medians["nbytes"].unique().sort()
+    times = np.full((len(runs), len(sizes)), math.nan)
+    places = runs.search_sorted(medians["file"]), sizes.search_sorted(medians["nbytes"])
+    times[places[0].to_numpy(), places[1].to_numpy()] = medians["seconds"].to_numpy()
+    most = _bound_ratios(times)
+    worst: _Contradiction | None = None
+    for slow in np.argsort(-most, kind="stable"):
+        least = CONTRADICTION if worst is None else worst.ratio
+        if most[slow] < least:
+            break
+        ratios = times[slow] / times
+        shared = np.isfinite(ratios).sum(axis=1)
+        shared[slow] = 0
+        ratios = np.where(shared[:, None] >= 2, ratios, -math.inf)
+        medians_of_pairs = np.nanmedian(ratios, axis=1)
+        ratio = float(medians_of_pairs.max())
+        if ratio <= CONTRADICTION:
+            continue
+        fast = int(np.flatnonzero(medians_of_pairs == ratio)[-1])
+        pair = _Contradiction(runs[int(slow)], runs[fast], ratio)
+        if worst is None or (pair.ratio, pair.slow) > (worst.ratio, worst.slow):
+            worst = pair
+    return worst
+
+
+def _bound_ratios(times: np.ndarray) -> np.ndarray:
+    """For each run, shape (runs, sizes), a bound of the median ratio of its times to those of any
+    other run at two sizes or more [-]."""
+    above_fastest = times / np.nanmin(times, axis=0)
+    if not np.isnan(times).any():
+        return np.asarray(np.median(above_fastest, axis=1))
+    # the median over some of the sizes is at most the mean of the two largest ratios
+    largest = np.sort(np.nan_to_num(above_fastest, nan=0.0), axis=1)[:, -2:]
+    return np.asarray(largest.mean(axis=1))
 
 
 def _name_runs(rows: Table) -> Table:
@@ -920,10 +966,12 @@ def _add_logs(
                 warnings.warn(f"{key}: {note}", stacklevel=3)
     found = _note_settings(found, fits, read.settings)
     used = set(chain.from_iterable(fit.sources for fit in fits.values()))
-    for file in sorted(set(frame["file"]) - used):
-        reason = _explain_unused(frame.filter(pl.col("file") == file), frame)
+    formats = _list_formats(frame)
+    unused = frame.filter(~pl.col("file").is_in(list(used))).sort("file", maintain_order=True)
+    for rows in unused.partition_by("file", maintain_order=True):
+        reason = _explain_unused(rows, formats)
         if reason is not None:
-            warnings.warn(f"{file} is not used: {reason}", stacklevel=3)
+            warnings.warn(f"{rows['file'][0]} is not used: {reason}", stacklevel=3)
     return found
 
 
@@ -985,8 +1033,17 @@ def _drop_misplaced(frame: Table, ranks_per_node: int) -> Table:
     return frame.filter(~misplaced)
 
 
-def _explain_unused(rows: Table, every: Table) -> str | None:
-    """Why no curve comes from a log; None where a warning has said it."""
+def _list_formats(frame: Table) -> dict[tuple[str, int], set[str]]:
+    """Number formats of all logs by operation and ranks."""
+    formats: dict[tuple[str, int], set[str]] = {}
+    for operation, ranks, dtype in frame.select("operation", "ranks", "dtype").unique().rows():
+        formats.setdefault((operation, ranks), set()).add(dtype)
+    return formats
+
+
+def _explain_unused(rows: Table, formats: Mapping[tuple[str, int], Collection[str]]) -> str | None:
+    """Why no curve comes from a log, beside the number formats of all logs by operation and ranks;
+    None where a warning has said it."""
     unknown = sorted(set(rows["operation"]) - set(OPERATIONS))
     if unknown:
         return f"perfkit has no model of its operation {', '.join(unknown)}"
@@ -996,8 +1053,10 @@ def _explain_unused(rows: Table, every: Table) -> str | None:
         group["nbytes"].n_unique() < 2 for _, group in rows.group_by("operation", "ranks", "dtype")
     ):
         return None
-    same = every.join(rows.select("operation", "ranks").unique(), on=["operation", "ranks"])
-    if set(same["dtype"]) - set(rows["dtype"]):
+    of_all_logs: set[str] = set()
+    for collective in rows.select("operation", "ranks").unique().rows():
+        of_all_logs.update(formats[collective])
+    if of_all_logs - set(rows["dtype"]):
         return "another log has its collective in a number format that is preferred, such as bf16"
     return "another log has its collective on as many ranks"
 
