@@ -1,6 +1,6 @@
 """How long perfkit itself takes, beside its bars.
 
-    python -m benchmarks.speed [--platform P.toml]
+    python -m benchmarks.speed [--platform P.toml] [--large-logs]
 
 Repetitions are interleaved, so that a busy moment of the machine spreads over all rows.
 """
@@ -8,6 +8,7 @@ Repetitions are interleaved, so that a busy moment of the machine spreads over a
 import math
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from perfkit.fitting import TwoBranch
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import check_positive
 from perfkit.measure.samples import draw_check
-from perfkit.models.collectives import pipelined
+from perfkit.models.collectives import bus_factor, pipelined
 from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
 from perfkit.prediction.ranks import RankGroup, RankTimes
@@ -41,11 +42,13 @@ from perfkit.readers.kernel_database import (
     read_collectives,
     read_gemms,
 )
-from perfkit.readers.nccl import parse_nccl_tests
+from perfkit.readers.nccl import parse_nccl_tests, read_nccl_tests
 from perfkit.workloads.columns import Accesses, Features, Waits
 from perfkit.workloads.graph import Graph, Label
 
 _N = 1_000_000  # sizes in one array
+_GPU = "NVIDIA H100 80GB HBM3"
+_PROGRAMS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -74,23 +77,54 @@ def _import() -> float:
     return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
 
-def _log(rows: int) -> str:
-    """A log of all_reduce_perf on 8 ranks, with 20 µs and 250 GB/s."""
+def _log(rows: int, *, program: str = "all_reduce", ranks: int = 8) -> str:
+    """A log of a program of nccl-tests inside one node, with 20 µs and 250 GB/s."""
     lines = [
-        "# Collective test starting: all_reduce_perf",
-        "# nThread 1 nGpus 8 minBytes 4096 maxBytes 4096000000",
+        f"# Collective test starting: {program}_perf",
+        f"# nThread 1 nGpus {ranks} minBytes 4096 maxBytes 4096000000",
     ]
-    for rank in range(8):
-        lines.append(f"#  Rank {rank:2d} Group  0 Pid 1 on host device {rank} [0x07] GPU")
+    for rank in range(ranks):
+        lines.append(f"#  Rank {rank:2d} Group  0 Pid 1 on host device {rank} [0x07] {_GPU}")
+    factor = float(bus_factor(program, ranks))
+    redop = "sum" if program in ("all_reduce", "reduce_scatter") else "none"
     columns = "time algbw busbw #wrong"
     lines.append(f"# size count type redop root {columns} {columns} ")
     for row in range(1, rows + 1):
         time = 20 + row * 4096 / 250e3
         rate = row * 4.096 / time
-        half = f"{time:9.2f} {rate:7.2f} {row * 4.096 * 1.75 / time:7.2f}      0"
-        lines.append(f"{row * 4096:12d} {row * 1024:12d} float sum -1 {half} {half}")
-    lines.append("# Avg bus bandwidth : 100")
+        half = f"{time:9.2f} {rate:7.2f} {factor * rate:7.2f}      0"
+        lines.append(f"{row * 4096:12d} {row * 1024:12d} float {redop} -1 {half} {half}")
+    lines.append("# Avg bus bandwidth : 100\n")
     return "\n".join(lines)
+
+
+def list_large_logs(folder: Path, share: float = 1.0) -> Iterator[Job]:
+    """Logs of many rows, tables and runs, or a share of so many, written into a folder."""
+    (folder / "rows.log").write_text(_log(round(100_000 * share)))
+    (folder / "tables.log").write_text(_log(30) * round(3_000 * share))
+    for name, logs in {"tables": 3_000, "runs": 600}.items():
+        (folder / name).mkdir()
+        for number in range(round(logs * share)):
+            (folder / name / f"{number}.log").write_text(_log(30))
+    (folder / "curves").mkdir()
+    for program in _PROGRAMS:
+        for ranks in range(2, 9):
+            log = _log(round(640 * share), program=program, ranks=ranks)
+            (folder / "curves" / f"{program}_{ranks}.log").write_text(log)
+    names = {
+        "read a log of 100,000 rows": "rows.log",
+        "read a log of 3,000 tables": "tables.log",
+        "read 3,000 logs": "tables",
+    }
+    for name, file in names.items():
+        read = partial(read_nccl_tests, folder / file, progress=False)
+        yield Job(name, repeat(read), bar=10.0, slow=True)
+    for name in ("runs", "curves"):
+        calibrate = partial(
+            pk.calibrate, nccl_logs=folder / name, base="h100-sxm-8", progress=False
+        )
+        text = f"calibrate, 18,000 rows of many {name}"
+        yield Job(text, repeat(calibrate), bar=15.0, slow=True)
 
 
 def _read_system() -> None:
@@ -343,17 +377,30 @@ def _choose_platforms(path: str | None) -> list[pk.Platform]:
     return [node]
 
 
+def _print_times(jobs: Sequence[Job], rounds: int) -> None:
+    """Time jobs and print a table."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about sizes outside the fitted ranges
+        rows = time_jobs(jobs, rounds=rounds)
+    print(lay_out(rows, _COLUMNS, numbers=True))
+
+
 @command(
     {
         **PLATFORM,
         "--rounds": {"type": int, "default": 35, "help": "repetitions"},
+        "--large-logs": {
+            "action": "store_true",
+            "help": "time logs of many rows, tables and runs alone; a minute for five rounds",
+        },
     }
 )
 def main(given: Any) -> None:
     """Time that perfkit itself takes."""
     rounds = int(check_positive("rounds", given.rounds, integer=True))
-    jobs = list_jobs(_choose_platforms(given.platform))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about sizes outside the fitted ranges
-        rows = time_jobs(jobs, rounds=rounds)
-    print(lay_out(rows, _COLUMNS, numbers=True))
+    with tempfile.TemporaryDirectory() as folder:
+        if given.large_logs:
+            jobs = list(list_large_logs(Path(folder)))
+        else:
+            jobs = list_jobs(_choose_platforms(given.platform))
+        _print_times(jobs, rounds)

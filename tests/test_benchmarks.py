@@ -301,6 +301,13 @@ def test_speed_lists_jobs_that_run(toy: Platform) -> None:
             next(job.calls)()
 
 
+def test_speed_lists_large_logs_that_are_read(tmp_path: Path) -> None:
+    jobs = list(speed.list_large_logs(tmp_path, share=0.006))
+    results = [next(job.calls)() for job in jobs]
+    assert [len(rows) for rows in results[:3]] == [1200, 1080, 1080]  # two halves of each row
+    assert all(result.collectives["all_reduce.8"].n > 2 for result in results[3:])
+
+
 @pytest.fixture(scope="module")
 def questions() -> dict[str, list[Any]]:
     """What another tool was asked, by kind: all questions, and then the one whose answer is shown."""

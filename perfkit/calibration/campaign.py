@@ -143,7 +143,9 @@ def calibrate(
     else:
         name = None if target is None else target.stem
         if nccl_logs is not None:
-            platform = assemble_sources(base, name=name, nccl_logs=nccl_logs, partial=partial)
+            platform = assemble_sources(
+                base, name=name, nccl_logs=nccl_logs, partial=partial, progress=progress
+            )
         elif traces is not None:
             platform = calibrate_traces(traces, base, name)
         elif measurements is not None:

@@ -175,6 +175,7 @@ def _assemble(
         partial=partial,
         ranks_per_node=ranks_per_node,
         date=date.today().isoformat(),
+        progress=True,
     )
     platform.save(path)
     lines = [*_describe_fits(platform, base), repr(platform), f"written to {path}"]

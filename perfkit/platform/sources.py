@@ -3,7 +3,7 @@ measured before."""
 
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
@@ -29,6 +29,7 @@ from perfkit.fitting.collectives import MISSES, find_miss, find_spread
 from perfkit.fitting.parameters import Key
 from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
+from perfkit.ground.progress import show_line
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, escape, format_bytes, format_rate
 from perfkit.models.collectives import OPERATIONS, bus_factor
@@ -107,6 +108,7 @@ def fit_curves(
     source: str = "",
     date: str = "",
     judged: bool = True,
+    progress: bool = False,
 ) -> dict[str, CollectiveModel]:
     """Fit every collective of a tidy frame: one curve per rank count, and a law over several
     counts.
@@ -131,12 +133,13 @@ def fit_curves(
         .when(nodes == pl.col("ranks"))
         .then(pl.lit("rail"))
     )
+    placed = rows.with_columns(place=place.otherwise(pl.lit("across")))
     fits: dict[str, CollectiveModel] = {}
-    groups = rows.with_columns(place=place.otherwise(pl.lit("across"))).group_by(
-        "operation", "place"
-    )
-    for (operation, where), group in sorted(groups, key=lambda item: str(item[0])):
-        fits |= _fit_operation(str(operation), str(where), group, judged=judged)
+    groups = sorted(placed.group_by("operation", "place"), key=lambda item: str(item[0]))
+    curves = placed.select("operation", "place", "ranks").n_unique()
+    with show_line("fit curves", curves, progress=progress) as advance:
+        for (operation, where), group in groups:
+            fits |= _fit_operation(str(operation), str(where), group, judged, advance)
     if not fits:
         raise ValueError(
             "every collective was measured at one size only; a curve needs two or more; run the "
@@ -158,12 +161,14 @@ def _select(frame: Table) -> Table:
 
 
 def _fit_operation(
-    operation: str, place: str, rows: Table, *, judged: bool
+    operation: str, place: str, rows: Table, judged: bool, advance: Callable[[], None]
 ) -> dict[str, CollectiveModel]:
-    """Fit the curves of one operation by rank count, and the law over the counts inside nodes."""
+    """Fit the curves of one operation by rank count, and the law over the counts inside nodes;
+    `advance` is called after each count."""
     fits, law = {}, []
     rail = "rail" if place == "rail" else ""
     for (count,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
+        advance()
         dtype = _choose_dtype(group)
         if dtype is None:
             size = format_bytes(float(group["nbytes"][0]))
@@ -832,13 +837,15 @@ def assemble_sources(
     partial: bool = False,
     ranks_per_node: int | None = None,
     date: str = "",
+    progress: bool = False,
 ) -> Platform:
     """Make a platform from logs of nccl-tests, the kernel database and a platform to start from.
 
     Logs replace fits of the database, and both replace fits of `base`: a gallery name, file or
     platform, by default the gallery's node of the system. Nodes are added if the logs have more,
     with as many ranks as the logs say or `ranks_per_node`. With `partial`, logs are read up to a
-    broken line. Another device and unused logs give a warning.
+    broken line. Another device and unused logs give a warning. `progress` shows a line on a terminal
+    where logs and curves take more than two seconds.
     """
     if nccl_logs is None and kernel_database is None:
         raise ValueError(
@@ -867,7 +874,7 @@ def assemble_sources(
         platform = assemble(platform, collectives=curves, kernels=kernels)
         sources.append(f"{name_database()}, {kernel_database}")
     if nccl_logs is not None:
-        platform = _add_logs(platform, nccl_logs, partial, date, ranks_per_node)
+        platform = _add_logs(platform, nccl_logs, partial, date, ranks_per_node, progress)
         logs = [nccl_logs] if isinstance(nccl_logs, str | Path) else nccl_logs
         sources.append(f"nccl-tests logs in {', '.join(map(str, logs))}")
     return assemble(platform, name=name, provenance={"sources": "; ".join(sources), "base": start})
@@ -938,10 +945,10 @@ def _find_sheets(system: str) -> list[str]:
 
 
 def _add_logs(
-    platform: Platform, logs: Any, partial: bool, date: str, local: int | None
+    platform: Platform, logs: Any, partial: bool, date: str, local: int | None, progress: bool
 ) -> Platform:
     """Replace collectives of a platform by fits of logs, and warn about unused files."""
-    read = read_logs(logs, partial=partial)
+    read = read_logs(logs, partial=partial, progress=progress)
     frame = _drop_single_ranks(read)
     for file, hosts in read.unequal.items():
         warnings.warn(f"{file}: {hosts}", stacklevel=3)
@@ -956,7 +963,7 @@ def _add_logs(
     compare_devices("logs are", names, platform)
     frame = _drop_misplaced(frame, platform.network.ranks_per_node)
     _check_inside(platform, frame)
-    found = add_curves(platform, frame, source="nccl-tests", date=date)
+    found = add_curves(platform, frame, source="nccl-tests", date=date, progress=progress)
     fits = {
         key: fit for key, fit in found.collectives.items() if fit != platform.collectives.get(key)
     }
@@ -1074,13 +1081,15 @@ def _drop_single_ranks(logs: NcclLogs) -> Table:
     return logs.rows.filter(pl.col("ranks") > 1)
 
 
-def add_curves(platform: Platform, frame: Table, *, source: str, date: str) -> Platform:
+def add_curves(
+    platform: Platform, frame: Table, *, source: str, date: str, progress: bool = False
+) -> Platform:
     """Replace collectives of a platform by fits of a frame, on as many nodes as the frame has."""
     local = platform.network.ranks_per_node
     spans = frame.select(pl.coalesce("nodes", (pl.col("ranks") / local).ceil().cast(pl.Int64)))[
         "nodes"
     ].max()
-    fits = fit_curves(frame, ranks_per_node=local, source=source, date=date)
+    fits = fit_curves(frame, ranks_per_node=local, source=source, date=date, progress=progress)
     wider = assemble(platform, nodes=max(platform.network.nodes, int(str(spans))), collectives=fits)
     if not any(Key.parse(key).algorithm == "rail" for key in fits):
         wider = assemble(wider, collectives=fit_rails(frame, wider, source=source, date=date))

@@ -19,7 +19,8 @@ import polars as pl
 
 from perfkit.ground.files import LARGEST_TEXT, check_paths, explain_content, reading
 from perfkit.ground.forks import check_threads
-from perfkit.ground.units import escape, format_bytes, show
+from perfkit.ground.progress import follow
+from perfkit.ground.units import check_type, escape, format_bytes, show
 from perfkit.models.collectives import COLLECTIVES, OPERATIONS, bus_factor
 from perfkit.readers.collective_rows import (
     COLUMNS,
@@ -320,8 +321,12 @@ def _make_frame(
     if operation in OPERATIONS:  # size and time have more digits than the printed bandwidth
         algbw = np.divide(nbytes, seconds, out=algbw, where=seconds > 0)
         busbw = float(bus_factor(operation, ranks)) * algbw
-    rows = pl.DataFrame(
+    count = len(halves)
+    return pl.DataFrame(
         {
+            "operation": [operation] * count,
+            "ranks": np.full(count, ranks),
+            "nodes": [nodes] * count,
             "dtype": [_DTYPES.get(half.dtype, half.dtype) for half in halves],
             "redop": [half.redop for half in halves],
             "nbytes": nbytes.astype(np.int64),
@@ -329,13 +334,11 @@ def _make_frame(
             "algbw": algbw,
             "busbw": busbw,
             "in_place": [half.in_place for half in halves],
+            "file": [file] * count,
             "line": [half.line for half in halves],
         },
-        schema_overrides=COLUMNS,
+        schema=COLUMNS,
     )
-    about = {"operation": operation, "ranks": ranks, "nodes": nodes, "file": file}
-    same = [pl.lit(value, COLUMNS[name]).alias(name) for name, value in about.items()]
-    return rows.with_columns(same).select(*COLUMNS)
 
 
 # -- one log
@@ -520,7 +523,7 @@ class _Log(NamedTuple):
     fault: str | None = None
 
 
-def _collect(logs: Sequence[_Log], partial: bool) -> NcclLogs:
+def _collect(logs: Sequence[_Log], partial: bool, progress: bool = False) -> NcclLogs:
     """Read logs into one frame; of several, those without a table are left out with a warning."""
     check_threads()
     frames: list[pl.DataFrame] = []
@@ -531,7 +534,7 @@ def _collect(logs: Sequence[_Log], partial: bool) -> NcclLogs:
     programs: dict[str, Program] = {}
     unused: list[str] = []
     written = _list_written_reports(logs)
-    for log in logs:
+    for log in follow("read logs", logs, progress=progress):
         file = escape(log.name, 200)
         if Path(log.name).name in written and holds_report(log.text):
             unused.append(f"{file} holds the run of {written[Path(log.name).name]} once more")
@@ -675,13 +678,16 @@ def _read_file(path: Path) -> str:
         return data.decode("utf-8-sig", errors="replace")
 
 
-def read_logs(source: str | Path | Sequence[str | Path], *, partial: bool = False) -> NcclLogs:
+def read_logs(
+    source: str | Path | Sequence[str | Path], *, partial: bool = False, progress: bool = False
+) -> NcclLogs:
     """Read logs as `read_nccl_tests` does, with the devices that each file names."""
-    return _collect(_read_logs(source), partial)
+    check_type("progress", progress, bool)
+    return _collect(_read_logs(source), partial, progress)
 
 
 def read_nccl_tests(
-    source: str | Path | Sequence[str | Path], *, partial: bool = False
+    source: str | Path | Sequence[str | Path], *, partial: bool = False, progress: bool = True
 ) -> pl.DataFrame:
     """Read logs of nccl-tests or rccl-tests, and reports that nccl-tests writes with ``-J FILE``.
 
@@ -693,6 +699,8 @@ def read_nccl_tests(
         gzip.
     partial : bool, optional
         As in `parse_nccl_tests`.
+    progress : bool, optional
+        Whether to show a line on a terminal where many logs take more than two seconds.
 
     Returns
     -------
@@ -705,7 +713,7 @@ def read_nccl_tests(
     LogWarning
         As `parse_nccl_tests` does; and for each of several files that has no table.
     """
-    return read_logs(source, partial=partial).rows
+    return read_logs(source, partial=partial, progress=progress).rows
 
 
 def parse_nccl_tests(text: str, *, file: str = "text", partial: bool = False) -> pl.DataFrame:

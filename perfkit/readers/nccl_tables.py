@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import NamedTuple
 
 from perfkit.ground.units import show
@@ -260,39 +259,45 @@ def _read_half(
     line: int, text: str, leading: Sequence[str], figures: dict[str, str], *, in_place: bool
 ) -> Half | None:
     """One half of a row from its printed figures; None where one is not a number."""
-    time = _read_figure(figures, "time")
-    algbw = _read_figure(figures, "algbw")
-    busbw = _read_figure(figures, "busbw")
-    if not all(math.isfinite(float(figure)) for figure in (time, algbw, busbw)):
+    time = float(_find_figure(figures, "time"))
+    algbw_text = _find_figure(figures, "algbw")
+    busbw_text = _find_figure(figures, "busbw")
+    algbw, busbw = float(algbw_text), float(busbw_text)
+    if not (math.isfinite(time) and math.isfinite(algbw) and math.isfinite(busbw)):
         return None
-    reductions = [word for word in leading[3:] if word.isalpha() and word != "none"]
-    roots = [int(word) for word in leading[3:] if word.lstrip("-").isdigit()]
+    reduction, root = None, None
+    for word in leading[3:]:
+        if reduction is None and word.isalpha() and word != "none":
+            reduction = word
+        elif root is None and word.lstrip("-").isdigit():
+            root = int(word)
     return Half(
         line,
         text,
         dtype=leading[2],
-        redop=reductions[0] if reductions else None,
-        root=roots[0] if roots else -1,
+        redop=reduction,
+        root=-1 if root is None else root,
         in_place=in_place,
         nbytes=float(leading[0]),
-        seconds=1e-6 * float(time),
-        algbw=float(algbw),
-        busbw=float(busbw),
-        algbw_half=_find_half_digit(algbw),
-        busbw_half=_find_half_digit(busbw),
-        wrong=float(_read_figure(figures, "#wrong")),
+        seconds=1e-6 * time,
+        algbw=algbw,
+        busbw=busbw,
+        algbw_half=_find_half_digit(algbw_text),
+        busbw_half=_find_half_digit(busbw_text),
+        wrong=float(_find_figure(figures, "#wrong")),
     )
 
 
-def _read_figure(figures: dict[str, str], name: str) -> Decimal:
-    """A printed figure with all of its digits; NaN for a missing one, and for ``N/A``."""
-    text = figures.get(name, "N/A").rstrip("*")
-    return Decimal(text.replace("N/A", "nan"))
+def _find_figure(figures: dict[str, str], name: str) -> str:
+    """Text of a printed figure; NaN for a missing one, and for ``N/A``."""
+    return figures.get(name, "N/A").rstrip("*").replace("N/A", "nan")
 
 
-def _find_half_digit(figure: Decimal) -> float:
+def _find_half_digit(figure: str) -> float:
     """Half of the last printed digit, and a bit more for rounding."""
-    return 0.501 * 10.0 ** int(figure.as_tuple().exponent)
+    digits, _, power = figure.partition("e")
+    _, _, decimals = digits.partition(".")
+    return 0.501 * 10.0 ** (int(power or 0) - len(decimals))
 
 
 def _feed(tables: list[Table], line: int, text: str) -> None:
