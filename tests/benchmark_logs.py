@@ -90,7 +90,27 @@ RCCL_JSON = """[
 """
 MSCCLPP = """{"algBw":10.48576,"busBw":19.6608,"kernel":3,"name":"allreduce","ranks":16,"ranksPerNode":8,"size":1048576,"time":100.0}
 """
+ALL_REDUCE_BENCH = """python -u -m torch.distributed.run --nproc_per_node=8 \\
+  --nnodes 2 --rdzv_backend c10d all_reduce_bench.py
+Device info: _CudaDeviceProperties(name='NVIDIA H100 80GB HBM3', major=9, minor=0, total_memory=81000MB)
+
+The average bandwidth of all_reduce over 16 ranks (5 warmups / 20 trials):
+
+| payload |    busbw   |    algbw   |
+| ------: | ---------: | ---------: |
+|   32KiB |   0.10GBps |   0.05GBps |
+|    1MiB |  18.75GBps |  10.00GBps |
+|    1GiB | 375.00GBps | 200.00GBps |
+
+Legend: 1KiB = 2**10 Bytes, 1MiB = 2**20 Bytes, 1GiB = 2**30 Bytes
+"""
+OLD_ALL_REDUCE_BENCH = """[node-0:0]:5
+[node-0:0]:The average bandwidth of all_reduce with a 4.0GB payload (5 trials, 4 ranks):
+[node-0:0]: algbw: 200.000 GBps (1600.0 Gbps)
+[node-0:0]: busbw: 300.000 GBps (2400.0 Gbps)
+"""
 EACH = {
+    "all_reduce_bench.py of ml-engineering": ALL_REDUCE_BENCH,
     "oneCCL's benchmark": ONECCL.format(operation="allreduce"),
     "oneCCL's benchmark (CSV)": ONECCL_CSV,
     "HCCL Test": HCCL.format(program="all_reduce_test", last="success"),

@@ -11,13 +11,22 @@ import pytest
 import perfkit as pk
 from perfkit.readers.collective_rows import Launch, read_launch
 from perfkit.readers.dialects import DIALECTS, FOREIGN
-from perfkit.readers.nccl import LogWarning, parse_nccl_tests, read_logs, read_nccl_tests
+from perfkit.readers.nccl import (
+    LogWarning,
+    _collect,
+    _Log,
+    parse_nccl_tests,
+    read_logs,
+    read_nccl_tests,
+)
 from tests.benchmark_logs import (
+    ALL_REDUCE_BENCH,
     DEEPSPEED,
     DS_BENCH,
     EACH,
     HCCL,
     MSCCLPP,
+    OLD_ALL_REDUCE_BENCH,
     ONECCL,
     ONECCL_CSV,
     OSU,
@@ -137,6 +146,10 @@ def test_a_log_without_ranks_says_what_to_write() -> None:
         ("torchrun --nproc_per_node=8 x", Launch(8, 1)),
         ("torchrun --nnodes 2 --nproc-per-node 8 x", Launch(16, 2)),
         ("mpirun --map-by ppr:8:node -np 32 x", Launch(32, 4)),
+        ("python -m torch.distributed.run --nproc_per_node=8 --nnodes 2 x", Launch(16, 2)),
+        ("deepspeed --num_gpus 4 --num_nodes 2 x", Launch(8, 2)),
+        ("accelerate launch --num_processes 16 --num_machines 2 x", Launch(16, 2)),
+        ("srun: job 17 has been allocated resources", None),
         ("mpirun x", None),
         ("ssh node -n 4", None),
     ],
@@ -223,6 +236,38 @@ def test_osu() -> None:
         parse_nccl_tests(EACH["OSU micro-benchmarks"].replace("MPI-CUDA", "MPI"))
 
 
+def test_all_reduce_bench(tmp_path: Path) -> None:
+    """Times from payload and rate; rates of too few digits are left out, devices are kept."""
+    with pytest.warns(LogWarning, match="1 rows are left out: their rates"):
+        rows = read(ALL_REDUCE_BENCH)
+    assert rows == [
+        ("all_reduce", 16, 2, "fp32", "sum", 2**20, 2**20 / 10e9, True),
+        ("all_reduce", 16, 2, "fp32", "sum", 2**30, 2**30 / 200e9, True),
+    ]
+    table = ALL_REDUCE_BENCH[ALL_REDUCE_BENCH.index("| payload") :]
+    assert [row[1:3] for row in quietly(table)] == [(16, None), (16, None)]
+    assert read(OLD_ALL_REDUCE_BENCH) == [
+        ("all_reduce", 4, None, "fp32", "sum", 4 * 10**9, 0.02, True)
+    ]
+    (tmp_path / "a.log").write_text(ALL_REDUCE_BENCH)
+    with pytest.warns(LogWarning):
+        logs = read_logs(tmp_path / "a.log")
+    assert logs.devices == {"a.log": ("NVIDIA H100 80GB HBM3",)}
+    with pytest.raises(ValueError, match="the row is not complete"):
+        quietly(ALL_REDUCE_BENCH.replace("200.00GBps |", "200"))
+
+
+def test_facts_of_each_operation() -> None:
+    """A log of two operations has two runs; each row belongs to the one of its operation."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LogWarning)
+        logs = _collect([_Log("a.log", PARAM)], partial=False)
+    assert len(logs.facts) == 2
+    for file, line, operation in logs.rows.select("file", "line", "operation").rows():
+        (run,) = [facts for facts in logs.facts if facts.holds(file, line)]
+        assert logs.facts.index(run) == ["all_reduce", "all_to_all"].index(operation)
+
+
 def test_files_of_rccl_tests_and_mscclpp() -> None:
     """The CSV has a value more than its header; ranks must agree with the bandwidths."""
     assert read(RCCL_CSV) == [
@@ -299,6 +344,7 @@ FOREIGN_TEXTS = {
     "rocm-bandwidth-test or TransferBench": "RocmBandwidthTest Version: 2.6.0\n",
     "hccl_demo of Habana": "[BENCHMARK]     NW Bandwidth   : 258.2 GB/s\n",
     "MSCCL++'s allreduce_bench.py": "| Size (fp16) | Time (us) | AlgBW (GB/s) | Correctness | NCCL Time (us) | NCCL AlgBW (GB/s) |\n",
+    "nccom-test of AWS Neuron": "    size(B)    count(elems)    type    time:avg(us)    algbw(GB/s)    busbw(GB/s)\n",
     "mscclpp-test": "#       size         count     time   algbw   busbw  #wrong\n",
     "DeepSpeed's communication logger": "comm op: all_reduce | time (ms): 0.5 | msg size: 4.0 MB\n",
     "nvidia-smi topo -m": "        GPU0    GPU1    CPU Affinity    NUMA Affinity\nGPU0     X      NV18    0-31    0\n",

@@ -7,7 +7,7 @@ Read in this order; each format is told alone:
 
 1. `nccl`: `read_nccl_tests` gives a frame of collectives from logs of nccl-tests and rccl-tests;
    `nccl_tables` finds the printed tables in them, `nccl_facts` what they say besides. `dialects` says
-   which other benchmark wrote a log: `oneccl`, `hccl`, `deepspeed_comm`, `param_comms`, `osu` and
+   which other benchmark wrote a log: `oneccl`, `hccl`, `deepspeed_comm`, `all_reduce_bench`, `param_comms`, `osu` and
    `rccl_files` read those, as rows of `collective_rows`. `rank_bounds` tells ranks from bandwidths.
    `nvbandwidth` reads rates of single links (`LinkRates`).
 2. `kineto`: `read_kineto` gives a `TraceFile`, one frame of events of PyTorch's profiler.

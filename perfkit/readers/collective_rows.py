@@ -41,6 +41,8 @@ NAME_RANKS = (
     "the log names no ranks; write the command that started the run above its table, such as "
     "'mpirun -n 16 -ppn 8 PROGRAM', with the number of ranks"
 )
+#: Characters of a line that are read [-].
+_LONGEST = 2_000
 #: Largest number of ranks, and size of a message [B], that are read.
 _MOST_RANKS = 10**6
 _MOST_BYTES = 2**62
@@ -74,12 +76,17 @@ _OPERATIONS = {name.replace("_", ""): name for name in OPERATIONS} | {
     "alltoallpersonalizedexchange": "all_to_all",
     "bcast": "broadcast",
 }
-_LAUNCHER = re.compile(r"\b(mpirun|mpiexec|prun|srun|torchrun)\b(.*)")
-_RANKS = re.compile(r"\s(?:--?np|-n|--ntasks|--n)[ =]+(\d{1,6})\b")
-_PER_NODE = re.compile(
-    r"\s(?:-ppn|--?npernode|--ntasks-per-node|--nproc[-_]per[-_]node|--map-by ppr:)[ =]*(\d{1,5})\b"
+_LAUNCHER = re.compile(
+    r"\b(mpirun|mpirun_rsh|mpiexec|prun|srun|torchrun|torch\.distributed\.(?:run|launch)|deepspeed"
+    r"|accelerate launch)\b(.*)"
 )
-_NODES = re.compile(r"\s(?:--nodes|--nnodes)[ =]+(\d{1,5})\b")
+#: Launchers of PyTorch start one node where they name none.
+_OF_ONE_NODE = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed")
+_RANKS = re.compile(r"\s(?:--?np|-n|--ntasks|--n|--num_processes)[ =]+(\d{1,6})\b")
+_PER_NODE = re.compile(
+    r"\s(?:-ppn|--?npernode|--ntasks-per-node|--nproc[-_]per[-_]node|--num_gpus|--map-by ppr:)[ =]*(\d{1,5})\b"
+)
+_NODES = re.compile(r"\s(?:--nodes|--nnodes|--num_nodes|--num_machines)[ =]+(\d{1,5})\b")
 #: ``-N`` is the number of nodes for srun, and the ranks of a node for mpirun of Open MPI.
 _CAPITAL_N = re.compile(r"\s-N[ =]*(\d{1,5})\b")
 
@@ -130,10 +137,12 @@ class Measurements:
     misfit: MisfitError | None = None  # the first line that does not fit
     has_waits: bool = False  # its times hold how long ranks waited for each other
     on_hosts: bool = False  # it exchanged memory of hosts, and no GPU took part
+    devices: tuple[str, ...] = ()  # names of devices, sorted
 
 
 def number_lines(text: str) -> list[tuple[int, str]]:
-    """Lines that hold something, with their numbers from 1.
+    """Lines that hold something, with their numbers from 1; a command that goes on after a backslash
+    is one line.
 
     Parameters
     ----------
@@ -143,15 +152,23 @@ def number_lines(text: str) -> list[tuple[int, str]]:
     Returns
     -------
     lines : list
-        Number and text of each.
+        Number and text of each, shortened where it is very long.
 
     Examples
     --------
     >>> number_lines("a\\n\\nb")
     [(1, 'a'), (3, 'b')]
     """
-    lines = text.replace("\r\n", "\n").split("\n")
-    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    lines: list[tuple[int, str]] = []
+    is_continued = False
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        if is_continued:
+            start, before = lines[-1]
+            lines[-1] = (start, f"{before.rstrip()[:-1]} {line}"[:_LONGEST])
+        elif line.strip():
+            lines.append((number, line[:_LONGEST]))
+        is_continued = bool(lines) and line.rstrip().endswith("\\") and line.strip() != "\\"
+    return lines
 
 
 def spell_dtype(name: str) -> str:
@@ -184,7 +201,7 @@ def read_launch(line: str) -> Launch | None:
     Parameters
     ----------
     line : str
-        A line with mpirun, mpiexec, srun or torchrun.
+        A line with mpirun, mpiexec, srun, torchrun, deepspeed or accelerate.
 
     Returns
     -------
@@ -208,9 +225,9 @@ def read_launch(line: str) -> Launch | None:
     capital = _read_count(_CAPITAL_N, options)
     if capital is not None and program == "srun":
         nodes = nodes or capital
-    elif capital is not None and program != "torchrun":
+    elif capital is not None and program in ("mpirun", "mpiexec", "prun"):
         per_node = per_node or capital
-    if program == "torchrun" and per_node and nodes is None:
+    if program in _OF_ONE_NODE and per_node and nodes is None:
         nodes = 1
     if ranks is None and per_node and nodes:
         ranks = per_node * nodes

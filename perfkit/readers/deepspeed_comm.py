@@ -44,7 +44,9 @@ _ROW = re.compile(
     rf"(?:^|[\s:>|]){_SIZE}\s+(\d{{1,12}})\s+{_FIGURE}\s+{_FIGURE}\s+{_FIGURE}\s+{_FIGURE}\s*$"
 )
 _ROW_START = re.compile(r"(?:^|[\s:>|])\d[\d.]* ?[KMGT]?B\s+\d{1,12}\s+\d")
-_NAME = re.compile(r"(?:^|[:>]\s*)([A-Za-z]\w*)\s*(?:\|\s*\[Caller Func: [^\]]*\])?\s*$")
+_NAME = re.compile(
+    r"(?:^|[:>][ \t]{0,20})([A-Za-z]\w{0,80})(?:[ \t]{0,20}\|[ \t]{0,20}\[Caller Func: [^\]]*\])?[ \t\r]{0,80}$"
+)
 _CASE = re.compile(
     rf"(?:^|[\s:>|])(?:{_SIZE}|(\d{{1,18}}))\s+(\d{{1,15}})x(\d{{1,2}})\s+{_FIGURE}(?: (us|ms))?\s+{_FIGURE}\s+{_FIGURE}\s*$"
 )

@@ -9,7 +9,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perfkit.readers import deepspeed_comm, hccl, oneccl, osu, param_comms, rccl_files
+from perfkit.readers import (
+    all_reduce_bench,
+    deepspeed_comm,
+    hccl,
+    oneccl,
+    osu,
+    param_comms,
+    rccl_files,
+)
 from perfkit.readers.collective_rows import Measurements
 
 #: Characters of a text in which a benchmark that is refused is looked for [-].
@@ -76,6 +84,12 @@ DIALECTS = (
     ),
     Dialect("PARAM's comms.py", "COMMS-RES", param_comms.HEAD, param_comms.read_param),
     Dialect("OSU micro-benchmarks", "# OSU ", osu.HEAD, osu.read_osu),
+    Dialect(
+        "all_reduce_bench.py of ml-engineering",
+        "algbw",
+        all_reduce_bench.HEAD,
+        all_reduce_bench.read_all_reduce_bench,
+    ),
     Dialect("rccl-tests (CSV)", "numCycle,", rccl_files.CSV_HEAD, rccl_files.read_rccl_csv),
     Dialect("rccl-tests (JSON)", '"numCycle"', rccl_files.JSON_HEAD, rccl_files.read_rccl_json),
     Dialect("mscclpp-test (JSON)", '"busBw"', rccl_files.MSCCLPP_HEAD, rccl_files.read_rccl_json),
@@ -153,6 +167,11 @@ FOREIGN = (
         "MSCCL++'s allreduce_bench.py",
         re.compile(r"NCCL AlgBW \(GB/s\)"),
         "times of two libraries in one table; run nccl-tests with libmscclpp_nccl.so preloaded",
+    ),
+    Foreign(
+        "nccom-test of AWS Neuron",
+        re.compile(r"size\(B\)\s+count\(elems\)\s.*time(?::avg)?\(us\)"),
+        "collectives of Trainium, which are not read: there is no platform of it",
     ),
     Foreign(
         "mscclpp-test",

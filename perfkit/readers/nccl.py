@@ -10,6 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from perfkit.ground.units import check_type, escape, format_bytes, show
 from perfkit.models.collectives import COLLECTIVES, OPERATIONS, bus_factor
 from perfkit.readers.collective_rows import (
     COLUMNS,
+    CollectiveRow,
     MisfitError,
     Program,
     make_frame,
@@ -94,6 +96,7 @@ class _Content(NamedTuple):
     settings: str  # variables that told NCCL how to exchange, empty for none
     facts: tuple[LogFacts, ...]  # one for each run
     program: Program
+    devices: tuple[str, ...] = ()  # that the reader found, by another benchmark than nccl-tests
 
 
 class NcclLogs(NamedTuple):
@@ -419,21 +422,39 @@ def _read_dialect(dialect: Dialect, file: str, text: str) -> _Content:
     with reading(file, f"pass what {dialect.name} printed"):
         plain = COLOURS.sub("", text)
         found = dialect.read(plain, file)
-        facts = gather_file_facts(number_lines(plain), file)
+        facts = _split_facts(gather_file_facts(number_lines(plain), file), found.rows)
     if not found.rows and found.misfit is None:
         raise ValueError(f"{file}: {dialect.name} printed no row that is read; run it again")
     for note in found.notes:
         warnings.warn(escape(f"{file}: {note}", 500), LogWarning, stacklevel=4)
-    settings = _list_settings([facts])
+    settings = _list_settings(facts[:1])
     _warn_of_settings(file, settings)
     return _Content(
         [make_frame(found.rows, file)] if found.rows else [],
         misfit=None if found.misfit is None else str(found.misfit),
         unequal="",
         settings=settings,
-        facts=(facts,) if found.rows else (),
+        facts=facts,
         program=Program(dialect.name, found.has_waits, found.on_hosts),
+        devices=found.devices,
     )
+
+
+def _split_facts(facts: LogFacts, rows: Sequence[CollectiveRow]) -> tuple[LogFacts, ...]:
+    """Facts of a log for each of its runs: rows of one operation and of as many ranks."""
+    runs: list[LogFacts] = []
+    before: CollectiveRow | None = None
+    for row in rows:
+        is_same = before is not None and (before.operation, before.ranks) == (
+            row.operation,
+            row.ranks,
+        )
+        if not is_same:
+            if runs:
+                runs[-1] = replace(runs[-1], last_line=row.line - 1)
+            runs.append(replace(facts, first_line=row.line if runs else 1))
+        before = row
+    return tuple(runs)
 
 
 def _refuse_foreign(file: str, text: str) -> None:
@@ -564,7 +585,7 @@ def _collect(logs: Sequence[_Log], partial: bool, progress: bool = False) -> Ncc
             )
         frames += content.frames
         facts += content.facts
-        devices[file] = _find_devices(log.text)
+        devices[file] = content.devices or _find_devices(log.text)
         programs[file] = content.program
         if content.unequal:
             unequal[file] = content.unequal

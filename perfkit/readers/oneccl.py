@@ -31,7 +31,7 @@ CSV_HEAD = re.compile(r"#ranks,collective,reduction,d?type")
 _BY_PART = {"all_gather", "all_to_all"}
 _ABOUT = re.compile(
     r"(?P<name>Benchmarking|#processes|buf_count|backend|inplace|dtype|datatype|reduction)"
-    r"\s*:[ \t]*(?P<value>[^\r\n]*?)\s*$"
+    r"[ \t]{0,20}:(?P<value>[^\r\n]*)"
 )
 _FIGURE = r"\d{1,18}(?:\.\d+)?"
 _ROW = re.compile(
@@ -67,7 +67,7 @@ def read_oneccl(text: str, file: str) -> Measurements:
                 continue
             statement = _ABOUT.search(content)
             if statement is not None:
-                about[statement["name"].replace("datatype", "dtype")] = statement["value"]
+                about[statement["name"].replace("datatype", "dtype")] = statement["value"].strip()
                 is_open = False
                 continue
             if HEAD.search(content):

@@ -26,10 +26,10 @@ from perfkit.readers.collective_rows import (
 )
 
 #: Title of a table.
-HEAD = re.compile(r"# OSU (?P<library>\S+) (?P<name>.+?)(?: Latency)? Test v\d")
+HEAD = re.compile(r"# OSU (?P<library>[^\s#]{1,40}) (?P<name>[^\n#]{1,60}?)(?: Latency)? Test v\d")
 _DTYPE = re.compile(r"# Datatype: (\w+)")
 _COLUMNS = re.compile(r"# Size\s+(?P<first>Avg Latency\(us\))?")
-_ROW = re.compile(r"(?:^|[\s:>|])(\d{1,18})\s+(\d{1,12}\.\d+)(?:\s+\d[\d.]*)*\s*$")
+_ROW = re.compile(r"(?:^|[\s:>|])(\d{1,18})\s+(\d{1,12}\.\d{1,6})(?:\s+\d[\d.]*){0,8}\s*$")
 _ROW_START = re.compile(r"(?:^|[:>|]\s*)(\d{1,18})\s+\d")
 #: Operations whose size is that of one part.
 _BY_PART = {"all_gather", "all_to_all", "gather", "scatter"}

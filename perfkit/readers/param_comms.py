@@ -30,10 +30,10 @@ from perfkit.readers.collective_rows import (
 HEAD = re.compile(r"COMMS-RES(?:-\w+|\s+(?:total-)?size \(B\))")
 _TABLE = re.compile(r"COMMS-RES(?P<quant>-QUANT)?\s+(?:total-)?size \(B\)\s+(?P<rest>.*)")
 _RESULT = re.compile(
-    r"COMMS-RES-(?!QUANT)(?P<name>[a-z_]+2?[a-z_]*)-(?P<dtype>[a-z]+\d*)(?P<tag>\S*)\s+(?P<rest>.*)"
+    r"COMMS-RES-(?!QUANT)(?P<name>[a-z_]{2,40})-(?P<dtype>[a-z]{1,20}\d*)(?P<tag>\S*)\s+(?P<rest>.*)"
 )
 _QUANTIZED = re.compile(r"COMMS-RES-QUANT-")
-_FIGURES = re.compile(r"(\d{1,18})\s+\d{1,18}((?:\s+\d{1,15}\.\d+){7})(?:\s+\d[\d.]*)*\s*$")
+_FIGURES = re.compile(r"(\d{1,18})\s+\d{1,18}((?:\s+\d{1,15}\.\d+){7})(?:\s+\d[\d.]*){0,8}\s*$")
 _WORLD = re.compile(r"'world_size': '?(\d{1,6})")
 _LOCAL = re.compile(r"'local_size': '?(\d{1,6})")
 
