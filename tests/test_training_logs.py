@@ -509,6 +509,13 @@ def test_warm_up_is_as_asked_for_and_at_most_half() -> None:
     assert parse_training_log(hundreds).steps["left_out"].to_list() == ["warm-up", None, None, None]
 
 
+def test_times_of_single_iterations_are_one_iteration_each() -> None:
+    tens = "\n".join(NANOGPT.format(n=10 * n, ms=500) for n in range(5))
+    log = parse_training_log(tens)
+    assert log.steps["left_out"].to_list() == ["warm-up", *[None] * 4]
+    assert (log.summary.iterations, log.summary.skipped) == (4, 1)
+
+
 def test_several_runs_in_one_file_are_refused() -> None:
     one = ARGUMENTS + write(PLAIN_2025)
     assert len(parse_training_log(one + "\n" + one).steps) == 60

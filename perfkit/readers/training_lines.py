@@ -76,12 +76,15 @@ class Dialect(NamedTuple):
         counted.
     values : tuple of PrintedValue
         What else they print; of two for one field the first that is there counts.
+    is_mean : bool
+        Whether a time is the mean since the line before, and not that of one iteration.
     """
 
     name: str
     markers: tuple[str, ...]
     iteration: tuple[re.Pattern[str], ...]
     values: tuple[PrintedValue, ...]
+    is_mean: bool = False
 
 
 #: Megatron-LM, megatron/training/training.py, `training_log`, from 2020 to 2026, with the names of
@@ -89,6 +92,7 @@ class Dialect(NamedTuple):
 #: which prints a mean behind each value.
 _MEGATRON = Dialect(
     name="megatron",
+    is_mean=True,
     markers=("elapsed time per iteration",),
     iteration=(re.compile(r"\biteration +(\d+)/"),),
     values=(
@@ -108,6 +112,7 @@ _MEGATRON = Dialect(
 #: pytorch/torchtitan, torchtitan/components/metrics.py; words (wps) in 2024, tokens since.
 _TORCHTITAN = Dialect(
     name="torchtitan",
+    is_mean=True,
     markers=("tps:", "wps:"),
     iteration=(re.compile(r"\bstep: *(\d+)"),),
     values=(
@@ -267,9 +272,9 @@ class Event(NamedTuple):
 
 
 class StepLines(NamedTuple):
-    """All lines of steps of a text, and the software that prints such lines."""
+    """All lines of steps of a text, and their form."""
 
-    dialect: str
+    dialect: Dialect
     lines: list[StepLine]
 
 
@@ -292,7 +297,7 @@ def find_step_lines(text: str, note: Callable[[float], None]) -> StepLines | Non
         if any(marker in text for marker in dialect.markers):
             lines = _read_lines(text, dialect, note)
             if lines:
-                return StepLines(dialect.name, lines)
+                return StepLines(dialect, lines)
     return None
 
 

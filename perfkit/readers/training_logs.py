@@ -326,7 +326,7 @@ def read_training_log(
 
     Notes
     -----
-    Printed times are averages since the time before. One does not count if it holds one of the first
+    Megatron-LM and torchtitan print means since the time before. One does not count if it holds one of the first
     `warm_up` iterations after a start; if a checkpoint, an evaluation or a profile was written since
     the step before; or if its batch is not that of the last step (a ramp). torchtitan prints no
     times: they follow from tokens a second, batch, sequence and GPUs, or else from its clock.
@@ -447,17 +447,21 @@ def parse_training_log(
     events = find_events(text)
     lines, starts = _order_steps(found.lines, events)
     head = _find_head(text, lines[0].line)
-    facts = find_facts(head, found.dialect)
-    _check_one_run(name, text, events, facts.stated, found.dialect)
-    run = describe_run(facts.stated, found.dialect)
+    dialect = found.dialect.name
+    facts = find_facts(head, dialect)
+    _check_one_run(name, text, events, facts.stated, dialect)
+    run = describe_run(facts.stated, dialect)
     notes = [*facts.notes, *run.notes]
-    steps = _make_steps(name, lines, starts, events, run, warm_up, notes)
+    spans = [1] * len(lines)
+    if found.dialect.is_mean:
+        spans = _count_spans(lines, starts)
+    steps = _make_steps(name, lines, starts, spans, events, run, warm_up, notes)
     if "batch" not in run.model and steps["batch"][-1] is not None:
         run.model["batch"] = int(steps["batch"][-1])
     summary = _summarize(name, steps, run, find_peak_memory(text))
     for text_of_note in notes:
         _warn(f"{name}: {text_of_note}")
-    return TrainingLog(name, found.dialect, steps, dict(facts.stated), run, summary, tuple(notes))
+    return TrainingLog(name, dialect, steps, dict(facts.stated), run, summary, tuple(notes))
 
 
 def _ignore(share: float) -> None:
@@ -561,13 +565,13 @@ def _make_steps(
     name: str,
     lines: Sequence[StepLine],
     starts: Sequence[int],
+    spans: Sequence[int],
     events: Sequence[Event],
     run: LoggedRun,
     warm_up: int,
     notes: list[str],
 ) -> Table:
     """A row for each step, with why it does not count."""
-    spans = _count_spans(lines, starts)
     seconds = _find_seconds(name, lines, starts, spans, run, notes)
     reasons: list[str | None] = [None] * len(lines)
     for begin, end in pairwise([*starts, len(lines)]):
