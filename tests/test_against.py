@@ -57,10 +57,10 @@ def test_what_is_not_the_same_run_is_told(predicted: pk.Prediction) -> None:
 
 def test_words_of_a_measurement(predicted: pk.Prediction) -> None:
     inside = predicted.against(predicted.time).explain()
-    assert "inside the 80 % interval" in inside and "alone it would take" not in inside
+    assert "inside the 80 % interval" in inside and "alone explains it" not in inside
     outside = predicted.against(2 * predicted.time).explain()
     assert "2.00 times as long, outside of the 80 % interval" in outside
-    assert "alone it would take" in outside
+    assert "alone explains it at 0." in outside
     assert "  fewer than 1 % of measurements would be as far off" in outside
     far = predicted.against(100 * predicted.time).explain()
     assert "no resource alone explains it at a believable speed" in far

@@ -3,6 +3,7 @@ and what the log states of its run."""
 
 import gzip
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -379,6 +380,64 @@ def test_experts_of_megatron() -> None:
     assert (model.experts, model.top_k, model.expert_width, model.dense_layers) == (8, 2, 1024, 2)
     assert (model.shared_experts, model.shared_width) == (1, 2048)
     assert (strategy.ep, strategy.dispatch) == (2, "once")
+
+
+OLD = """------------------------ arguments ------------------------
+  activations_checkpoint_method ................... uniform
+  activations_checkpoint_num_layers ............... 2
+  attention_dropout ............................... 0.1
+  data_parallel_size .............................. 2
+  DDP_impl ........................................ local
+  encoder_seq_length .............................. 1024
+  ffn_hidden_size ................................. 8192
+  fp16 ............................................ True
+  global_batch_size ............................... 64
+  hidden_dropout .................................. 0.1
+  hidden_size ..................................... 2048
+  kv_channels ..................................... 128
+  max_position_embeddings ......................... 1024
+  micro_batch_size ................................ 4
+  num_attention_heads ............................. 16
+  num_layers ...................................... 24
+  num_layers_per_virtual_pipeline_stage ........... 3
+  params_dtype .................................... torch.float16
+  pipeline_model_parallel_size .................... 4
+  seq_length ...................................... 1024
+  tensor_model_parallel_size ...................... 2
+  world_size ...................................... 16
+-------------------- end of arguments ---------------------
+ > padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)
+"""
+
+
+def test_arguments_of_2021() -> None:
+    log = parse_training_log(OLD + write(PLAIN_2020))
+    by_hand = pk.Transformer.preset(
+        "gpt3-1.3b",
+        batch=64,
+        sequence=1024,
+        heads=16,
+        positions=1024,
+        inner=8192,
+        dtype="fp16",
+        mixed=True,
+        fused=True,
+        dropout=0.1,
+        attention="eager",
+    )
+    assert replace(log.workload(), name=by_hand.name) == by_hand
+    wanted = pk.Strategy(
+        tp=2,
+        pp=4,
+        dp=2,
+        micro_batch=4,
+        schedule="interleaved",
+        chunks=2,
+        checkpoint="full",
+        checkpoint_group=2,
+        overlap=False,
+    )
+    assert (log.strategy(), log.stack) == (wanted, "megatron")
 
 
 YAML = """model:

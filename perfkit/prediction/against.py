@@ -158,7 +158,7 @@ class Deviation(Tabular):
         """What could explain a measurement outside of the interval."""
         lines = []
         for name, _, scale in self.table().drop_nulls("scale").head(4).rows():
-            lines.append(f"  alone it would take {name} x {scale:.2f}")
+            lines.append(f"  {name} alone explains it at {scale:.2f} times its speed")
         if not lines:
             lines.append("  no resource alone explains it at a believable speed")
         warnings = self.prediction.warnings
