@@ -147,11 +147,10 @@ SHARED = {"Es": [1000, 8992, 8992], "Ds": [32, 96, 96]}
 
 
 def test_features_that_share_a_table() -> None:
-    with pytest.warns(UserWarning, match="3 features share 2 tables"):
-        tables, _ = parse_tbe_config(changed(feature_table_map=[0, 1, 1], **SHARED))
-    assert [(t.rows, t.pooling, t.spread) for t in tables] == [
-        (1000, 20.25, 6),
-        (8992, 16.5, pytest.approx(math.hypot(6, 6))),
+    tables, _ = parse_tbe_config(changed(feature_table_map=[0, 1, 1], **SHARED))
+    assert [(t.rows, t.pooling, t.spread, t.num_features) for t in tables] == [
+        (1000, 20.25, 6, 1),
+        (8992, 16.5, pytest.approx(math.hypot(6, 6)), 2),
     ]
 
 

@@ -354,6 +354,6 @@ def test_tables_that_are_not_pooled_get_the_kinds_of_their_collection() -> None:
     with refuse("is table_row_wise, and pooled is False"):
         pooled.plan.to_torchrec_constraints(rows.tables)
     same = pk.price_plan(rows, "h100-sxm-8x2", pooled.plan)
-    assert same.time == pooled.time, "no time depends on it"
+    assert same.time > pooled.time, "20 rows a sample are exchanged, not one"
     one_node = pk.shard(rows, "h100-sxm-8", ranks=8, steps=20)
     assert not one_node.warnings

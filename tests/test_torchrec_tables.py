@@ -38,8 +38,8 @@ CONSTRAINTS = {
 }
 #: What these two are, with the constraints.
 WANTED = (
-    EmbeddingTable(1_000_000, 64, 23.5, dtype="fp16", name="user"),
-    EmbeddingTable(500, 32, 6.0, dtype="fp16", name="item", weighted=True),
+    EmbeddingTable(1_000_000, 64, 23.5, dtype="fp16", name="user", num_features=2),
+    EmbeddingTable(500, 32, 6.0, dtype="fp16", name="item", weighted=True, num_features=3),
 )
 
 
@@ -56,17 +56,11 @@ def read(source: Any, **options: Any) -> tuple[TableSet, list[str]]:
     return tables, [str(warning.message) for warning in caught]
 
 
-SHARED = (
-    "several features share 'user': their lookups are added up, as if a sample took one pooled row "
-    "of it"
-)
-
-
 def test_configurations_with_constraints_are_tables() -> None:
     tables, said = read([USER, ITEM], constraints=CONSTRAINTS, batch=4096)
     assert tables.tables == WANTED
     assert (tables.batch, tables.embedding) == (4096, "fused")
-    assert said == [f"source: {SHARED}"]
+    assert said == []
     mapped = {name: asdict(entry) for name, entry in CONSTRAINTS.items()}
     assert read([USER, ITEM], constraints=mapped)[0].tables == WANTED
     assert read((ITEM,), constraints={"item": CONSTRAINTS["item"]}) == (
@@ -117,12 +111,11 @@ def write_frames(folder: Path) -> dict[str, Any]:
 
 
 def test_fields_in_frames_and_files_are_the_same_tables(tmp_path: Path) -> None:
-    wanted = (WANTED[0], replace(WANTED[1], pooling=2.0, weighted=False))
+    wanted = (WANTED[0], replace(WANTED[1], pooling=2.0, weighted=False, num_features=1))
     for name, source in write_frames(tmp_path).items():
         tables, said = read(source)
         assert tables.tables == wanted, name
-        assert len(said) == 1, name
-        assert said[0].endswith(SHARED), name
+        assert said == [], name
 
 
 def test_numbers_of_one_pooling_factor_are_those_of_each_feature() -> None:
@@ -133,6 +126,8 @@ def test_numbers_of_one_pooling_factor_are_those_of_each_feature() -> None:
         "feature_names": "a,b,c",
     }
     assert read([record])[0].tables[0].pooling == 12.0
+    assert read([record])[0].tables[0].num_features == 3
+    assert read([{**record, "num_poolings": [1, 2, 2]}])[0].tables[0].num_features == 5
     listed = {**record, "pooling_factor": np.array([1.0, 2.0, 4.0])}
     assert read([listed])[0].tables[0].pooling == 7.0
 
@@ -229,7 +224,7 @@ def test_tables_of_a_model_keep_the_paths_of_their_modules() -> None:
     ]
     assert [table.weighted for table in tables] == [False, False, False, True]
     assert [table.pooled for table in tables] == [True, True, False, True]
-    assert said == [f"source: {SHARED.replace('user', 'sparse.bags.user')}"]
+    assert said == []
     plan = pk.Plan.round_robin(4, ranks=2).to_torchrec(tables.tables)
     assert {path: list(part) for path, part in plan.items()} == {
         "sparse.bags": ["user", "item"],
@@ -262,15 +257,12 @@ def test_a_sharded_model_has_the_paths_of_the_model_inside() -> None:
     assert read(own, constraints=rules)[0].tables[0].module == "module.sparse.bags"
 
 
-def test_rows_that_are_not_pooled_are_told_where_it_matters() -> None:
-    history = EmbeddingConfig(3000, 32, "history", feature_names=["history"])
-    rules = {"history": ParameterConstraints(pooling_factors=[40.0])}
-    _, said = read([history], constraints=rules)
-    assert said == [
-        "source: rows of 'history' are not pooled; they are priced as if one pooled row a sample were "
-        "exchanged"
-    ]
-    assert read([history], constraints={"history": ParameterConstraints()})[1] == []
+def test_rows_that_are_not_pooled_are_a_row_for_each_lookup() -> None:
+    history = EmbeddingConfig(3000, 32, "history", feature_names=["history", "carts"])
+    rules = {"history": ParameterConstraints(pooling_factors=[40.0, 2.0])}
+    tables, said = read([history], constraints=rules)
+    assert (tables.tables[0].results, tables.tables[0].num_features) == (42.0, 2)
+    assert said == []
 
 
 def test_constraints_are_arguments_of_a_search() -> None:
@@ -302,7 +294,8 @@ def test_constraints_are_arguments_of_a_search() -> None:
         ({"item": 5}, "constraints of 'item' are 5; they must be ParameterConstraints"),
         ({"item": {"sharding_type": ["row_wise"]}}, "did you mean 'sharding_types'?"),
         ({"item": {"pooling_factors": ["x"]}}, "pooling_factors is ['x']; it must be numbers"),
-        ({"item": {"compute_kernel": 3, "num_poolings": [1, 2]}}, None),
+        ({"item": {"num_poolings": [1, 2]}}, "num_poolings has 2 entries for 1 features; give one"),
+        ({"item": {"compute_kernel": 3}}, None),
     ],
 )
 def test_constraints_that_cannot_be(constraints: Any, message: str | None) -> None:

@@ -211,7 +211,10 @@ def _size_lookups(
     machine: Machine, model: LoneModel, tables: Sequence[Any], batch: int
 ) -> dict[str, Array]:
     """Sizes of the lookups of tables, which share the caches."""
-    columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize, t.row_bytes) for t in tables]
+    columns = [
+        (t.rows, t.dim, batch * t.results, batch * t.pooling, t.itemsize, t.row_bytes)
+        for t in tables
+    ]
     rows, dim, bags, lookups, itemsize, row_width = np.array(columns, dtype=float).T
     granularity = machine.device.access_granularity
     found = embedding.size_lookup(

@@ -109,9 +109,10 @@ def _make_tables(
                 load_factor=printed.load_factor if TABLE_KERNELS[kernel].has_cache else None,
                 weighted=bool(printed.is_weighted),
                 pooled=printed.is_pooled is not False,
+                num_features=features,
             )
         has_lookups = printed.lookups is not None
-        found.append(TorchrecTable(table, has_lookups, features, printed.is_pooled, printed.kernel))
+        found.append(TorchrecTable(table, has_lookups, printed.kernel))
     return found
 
 

@@ -54,6 +54,7 @@ from perfkit.workloads.tables import EmbeddingTable, TableSet
 _COLUMNS = (
     *("rows", "dim", "pooling", "exponent", "itemsize", "name"),
     *("module", "kernel", "load_factor", "weighted", "pooled", "dtype"),
+    "num_features",
 )
 _CONSTRAINTS_OF_OTHERS = (
     "constraints are for configurations, models and frames of TorchRec; leave them out"
@@ -163,8 +164,7 @@ def read_tables(
     -----
     UserWarning
         Once, of what is assumed or left out of tables of TorchRec: pooling factors that nothing
-        tells, several features of one table, rows that are not pooled, and fields that are not
-        used.
+        tells, and fields that are not used.
 
     Notes
     -----
@@ -364,9 +364,7 @@ def _make_tables(
         table = _make_table(_Record(record.place, fields.columns), itemsize, fields.features)
         tables.append(table)
         has_lookups = "pooling" in fields.columns
-        of_torchrec.append(
-            TorchrecTable(table, has_lookups, fields.features, fields.is_pooled, fields.kernel)
-        )
+        of_torchrec.append(TorchrecTable(table, has_lookups, fields.kernel))
         unused += [*fields.unused, *record.unknown]
         output_dtypes.add(fields.output_dtype)
     _check_count(len(tables), name)

@@ -130,6 +130,7 @@ def parse_tbe_config(
                 f"table {number}",
                 law,
                 bags.spread * math.sqrt(len(features)),
+                num_features=len(features),
             )
             tables.append(table)
     if len(tables) < len(groups):
@@ -257,12 +258,6 @@ def _share_tables(config: _Section, rows: list[float], dims: list[float]) -> dic
             raise ValueError(
                 f"{config.place}: features {features} share table {table}; their Es and Ds must be equal"
             )
-    if len(groups) < count:
-        warnings.warn(
-            f"{config.place}: {count} features share {len(groups)} tables; perfkit adds up their "
-            "lookups, as if each sample took one pooled row of each table",
-            stacklevel=3,
-        )
     return dict(sorted(groups.items()))
 
 

@@ -67,18 +67,12 @@ class TorchrecTable(NamedTuple):
         The table, with the lookups of all its features together.
     has_lookups : bool
         Whether its lookups are known.
-    features : int
-        Features that look up rows of the table [-].
-    is_pooled : bool or None
-        Whether the rows of a sample are added up; None if it is not known.
     kernel : str or None
         TorchRec's compute kernel; None if it is not known.
     """
 
     table: EmbeddingTable
     has_lookups: bool = True
-    features: int = 1
-    is_pooled: bool | None = None
     kernel: str | None = None
 
 
@@ -143,9 +137,9 @@ def translate_fields(values: Mapping[str, Any]) -> TorchrecFields:
     ...     "feature_names": ["clicks", "likes"], "pooling_factors": [20.0, 3.0], "weight_init_max": 0.1,
     ... })
     >>> fields.columns
-    {'name': 'user', 'num_embeddings': 1000, 'embedding_dim': 64, 'dtype': 'fp16', 'pooling': 23.0}
-    >>> fields.features, fields.unused
-    (2, ['weight_init_max'])
+    {'name': 'user', 'num_embeddings': 1000, 'embedding_dim': 64, 'num_features': 2, 'dtype': 'fp16', 'pooling': 23.0}
+    >>> fields.unused
+    ['weight_init_max']
     """
     own = {name: value for name, value in values.items() if name not in TORCHREC_FIELDS}
     told = {name: value for name, value in values.items() if name in TORCHREC_FIELDS}
@@ -168,6 +162,9 @@ def translate_fields(values: Mapping[str, Any]) -> TorchrecFields:
         if name in (*_UNUSED, *_UNUSED_CONSTRAINTS) and name != "init_fn":
             unused.append(name)
     columns |= {name: told[name] for name in _SIZES if name in told}
+    pooled_rows = round(sum(_read_numbers("num_poolings", told.get("num_poolings", 1), features)))
+    if pooled_rows > 1:
+        _put(columns, "num_features", pooled_rows, "feature_names or num_poolings")
     if "data_type" in told:
         _put_format(columns, told["data_type"])
     lookups = _count_lookups(told, features)
@@ -214,8 +211,8 @@ def list_notes(found: Sequence[TorchrecTable]) -> list[str]:
     Examples
     --------
     >>> user = EmbeddingTable(1000, 64, 5.0, name="user", module="sparse")
-    >>> list_notes([TorchrecTable(user, features=2)])
-    ["several features share 'sparse.user': their lookups are added up, as if a sample took one pooled row of it"]
+    >>> list_notes([TorchrecTable(user, kernel="key_value")])
+    []
     >>> list_notes([TorchrecTable(user)])
     []
     """
@@ -225,20 +222,6 @@ def list_notes(found: Sequence[TorchrecTable]) -> list[str]:
         notes.append(
             f"the pooling factor of {unknown} is not known, and 1 lookup a sample and feature is "
             "taken; pass constraints=, the ParameterConstraints by table, or a column pooling_factor"
-        )
-    shared = _name_tables(found, lambda one: one.features > 1)
-    if shared:
-        notes.append(
-            f"several features share {shared}: their lookups are added up, as if a sample took one "
-            "pooled row of it"
-        )
-    unpooled = _name_tables(
-        found, lambda one: one.is_pooled is False and one.has_lookups and one.table.pooling != 1
-    )
-    if unpooled:
-        notes.append(
-            f"rows of {unpooled} are not pooled; they are priced as if one pooled row a sample were "
-            "exchanged"
         )
     for kernel in dict.fromkeys(one.kernel for one in found):
         if kernel is None or kernel in KERNELS:

@@ -463,6 +463,10 @@ def _check_tables(model: DLRM) -> None:
             "managed_collision is given; only tables whose ids are rows are measured, others are "
             "predicted"
         )
+    if any(table.num_features > 1 for table in model.tables):
+        raise ValueError(
+            "num_features is above 1; only tables of one feature are measured, others are predicted"
+        )
     if any(table.weighted for table in model.tables):
         raise ValueError(
             "weighted is True; only lookups without weights are measured, others are predicted"

@@ -466,17 +466,20 @@ class Costs:
         parts = self.count_parts(kind)
         cost = self._price(numbers, Division(Split.ROWS, parts=parts))
         first_shard = self._price(numbers, Division(Split.FIRST_ROWS, parts=parts))
+        pooled = [self.workload.tables[number].pooled for number in numbers]
+        is_pooled = np.array(pooled, dtype=bool)
         hot_row = np.maximum(first_shard - cost, 0.0)
-        hot_row[:, [Cost.POOLED, Cost.WEIGHTS, Cost.STATE]] = 0.0
-        partial_sums = cost[:, Cost.POOLED].copy()
+        hot_row[:, [Cost.WEIGHTS, Cost.STATE]] = 0.0
+        hot_row[is_pooled, Cost.POOLED] = 0.0
+        partial_sums = np.where(is_pooled, cost[:, Cost.POOLED], 0.0)
         if kind.reduction is Reduction.SUMS_OF_ALL_RANKS:
-            cost[:, Cost.POOLED] = 0.0
+            cost[is_pooled, Cost.POOLED] = 0.0  # rows that are not added up are exchanged
             cost[:, Cost.SUMMED] = partial_sums
         else:
             # a node reduces its partial sums, then each of its ranks exchanges its part with the
             # other nodes
             cost[:, Cost.PARTIAL] = partial_sums
-            cost[:, Cost.POOLED] = partial_sums / parts
+            cost[is_pooled, Cost.POOLED] = partial_sums[is_pooled] / parts
         return ShardCosts(cost, hot_row)
 
     def _price(self, numbers: np.ndarray, division: Division) -> Array:
@@ -648,6 +651,8 @@ def _sort(tables: Sequence[EmbeddingTable]) -> np.ndarray:
     law; equal ones stay in their order."""
     sizes = [
         (
+            t.num_features,
+            t.pooled,
             t.row_bytes,
             t.load_factor or 0.0,
             t.host_bytes,
@@ -683,6 +688,12 @@ def _stack_tables(tables: Sequence[EmbeddingTable], itemsize: int) -> EmbeddingT
     weighted = np.array([*(table.weighted for table in tables), False])
     if weighted.any():
         stack = alter(stack, {"weighted": weighted})
+    num_features = np.array([*(table.num_features for table in tables), 1])
+    if (num_features > 1).any():
+        stack = alter(stack, {"num_features": num_features})
+    pooled = np.array([*(table.pooled for table in tables), True])
+    if not pooled.all():
+        stack = alter(stack, {"pooled": pooled})
     return stack
 
 
@@ -794,9 +805,11 @@ def _measure_bytes(workload: DLRM | TableSet, divided: DividedTables) -> Array:
     rows, dim, pooling, itemsize, row_bytes = np.array(sizes, dtype=float).T
     lookups = samples * pooling
     weights = rows * row_bytes
-    outputs = samples * dim * workload.pooled_itemsize
+    results = np.array([table.results for table in tables], dtype=float)
+    num_features = np.array([table.num_features for table in tables], dtype=float)
+    outputs = samples * results * dim * workload.pooled_itemsize
     lookup_bytes = np.array([table.lookup_bytes for table in tables], dtype=float)
-    inputs = lookup_bytes * lookups + INDEX_BYTES * samples
+    inputs = lookup_bytes * lookups + INDEX_BYTES * samples * num_features
     fused = workload.embedding != "separate"
     if divided.copied or not (workload.sparse or fused):
         weight_gradients = weights

@@ -163,7 +163,8 @@ def _find_reserved_memory(workload: DLRM | TableSet, costs: Costs) -> float:
     if isinstance(workload, DLRM):
         return costs.footprint
     # the pooled rows of the samples of a rank, and their gradients
-    pooled_bytes_of_sample = sum(t.dim for t in workload.tables) * workload.pooled_itemsize
+    numbers_of_sample = sum(t.dim * t.results for t in workload.tables)
+    pooled_bytes_of_sample = numbers_of_sample * workload.pooled_itemsize
     return 2 * workload.batch / costs.ranks * pooled_bytes_of_sample
 
 
@@ -233,8 +234,9 @@ def _find_divisible_table(workload: DLRM, ranks: int) -> int:
 def _list_message_sizes(costs: Costs, gradient_bytes: float, inputs: str) -> Sequence[_MessageSize]:
     """The most bytes of each kind of message."""
     tables, batch = costs.workload.tables, costs.workload.batch
-    pooled = float(batch * sum(t.dim for t in tables) * costs.workload.pooled_itemsize)
-    indices = batch * sum(t.lookup_bytes * t.pooling + INDEX_BYTES for t in tables)
+    numbers_of_sample = sum(t.dim * t.results for t in tables)
+    pooled = float(batch * numbers_of_sample * costs.workload.pooled_itemsize)
+    indices = batch * sum(t.lookup_bytes * t.pooling + INDEX_BYTES * t.num_features for t in tables)
     gradients = float(sum(t.nbytes for t in tables)) + gradient_bytes
     sizes = []
     for message in MESSAGES:

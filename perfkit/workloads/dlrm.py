@@ -39,6 +39,7 @@ from perfkit.workloads.table_kernels import FUSED
 from perfkit.workloads.tables import (
     NUMBER_FORMATS,
     EmbeddingTable,
+    count_bags,
     keep_hottest,
     share_lookups,
 )
@@ -212,6 +213,9 @@ class DLRM:
     load_factor : float or sequence of float, optional
         Share of the rows that a cache in device memory holds, see `EmbeddingTable.load_factor`;
         None for tables without a cache [-].
+    num_features : int or sequence of int
+        Sparse features that look up rows of a table, each with a pooled row of its own, which the
+        interaction takes; `pooling` is that of all of them [-].
     bottom : sequence of int
         Widths of the bottom MLP; a last layer of `dim` is appended where it is missing [-].
     top : sequence of int
@@ -335,6 +339,7 @@ class DLRM:
         managed_collision: Any = "",
         kernel: Any = FUSED.name,
         load_factor: Any = None,
+        num_features: Any = 1,
         bottom: Any = None,
         top: Any = None,
         features: Any = None,
@@ -408,6 +413,7 @@ class DLRM:
             "kernel": kernel,
             "load_factor": load_factor,
             "dtype": format_of_tables,
+            "num_features": num_features,
         }
         tables = _make_tables(of_each_table, width)
         batch = check_size("batch", batch)
@@ -695,12 +701,12 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
         elif _is_summed(placement):
             group = groups.index(placement.ranks)
             if group > 0:  # sums over all ranks are not exchanged once more
-                summed_columns[group] += table.dim
+                summed_columns[group] += table.dim * table.num_features
             for rank, part in _cut_rows(placement, table, number):
                 summed[rank].setdefault(group, []).append(part)
         else:
             for shard in placement.cut(table, number):
-                widths[shard.rank] += shard.columns
+                widths[shard.rank] += count_bags(table, shard.columns)
                 is_whole = shard.columns is table.dim  # which may be an array
                 part = table if is_whole else replace(table, dim=shard.columns)
                 alone[shard.rank].append(part)
@@ -757,6 +763,11 @@ class _HybridList:
                     f"{size} of {name!r} is {show(value)}; a hybrid placement takes one number; "
                     "predict configurations one by one"
                 )
+        if table.num_features > 1:
+            raise ValueError(
+                f"{name!r} has {table.num_features} features; a hybrid placement is for tables of one "
+                "feature; place it in another way"
+            )
         if table.pooling != 1:
             raise ValueError(
                 f"{name!r} has pooling {table.pooling:g}; a hybrid placement is for tables of which a "
@@ -962,6 +973,7 @@ def _describe_sizes(local: LocalTables) -> tuple[Any, ...]:
         (
             table.rows,
             table.dim,
+            table.num_features,
             table.number_format,
             table.pooling,
             table.exponent,
@@ -981,7 +993,13 @@ def _describe_operations(local: LocalTables) -> tuple[Any, ...]:
     up for the whole batch. Gradients of copies are reduced in buckets, which depend on their rows."""
     groups = [(summed.group, len(summed.tables)) for summed in local.summed]
     widths = [
-        (table.dim, table.number_format, table.weighted, table.managed_collision)
+        (
+            table.dim,
+            table.num_features,
+            table.number_format,
+            table.weighted,
+            table.managed_collision,
+        )
         for table in local.of_whole_batch
     ]
     return (
@@ -1028,7 +1046,8 @@ def record_layers(
     if model.interaction == "cross":
         joined = layers.cross(tape, vectors, *model.cross, shared)
     else:
-        vectors = vectors.view(inputs.shape[0], len(model.tables) + 1, model.tables[0].dim)
+        pooled_rows = sum(table.num_features for table in model.tables)
+        vectors = vectors.view(inputs.shape[0], pooled_rows + 1, model.tables[0].dim)
         joined = layers.dot(tape, vectors, dense)
     tape.module = "top"
     return _record_mlp(tape, joined, model, model.top, shared, last_relu=False)

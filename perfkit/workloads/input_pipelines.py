@@ -158,7 +158,7 @@ class SparseBytes(NamedTuple):
     Parameters
     ----------
     lengths : float
-        How many lookups there are, a number for each table.
+        How many lookups there are, a number for each feature of each table.
     values : float
         Their indices.
     weights : float
@@ -175,7 +175,7 @@ class SparseBytes(NamedTuple):
         lookups = [float(table.pooling) for table in tables]
         weighted = [float(table.pooling) for table in tables if table.weighted]
         return cls(
-            float(INDEX_BYTES * len(lookups)),
+            float(INDEX_BYTES * sum(table.num_features for table in tables)),
             INDEX_BYTES * sum(lookups),
             SAMPLE_WEIGHT_BYTES * sum(weighted),
         )

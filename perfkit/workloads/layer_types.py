@@ -1190,6 +1190,8 @@ class TableLookup:
         Number of the table [-].
     lookups, bags : int or array
         Rows that are looked up, and their sums [-].
+    offsets : int or array, optional
+        Offsets that are read, where rows are not added up; by default one for each sum [-].
     weighted : bool or array of bool, optional
         Whether each row is multiplied by a weight of its lookup; an array says it of several tables
         that are recorded as one.
@@ -1214,6 +1216,7 @@ class TableLookup:
         lookups: Any,
         bags: Any,
         *,
+        offsets: Any = None,
         weighted: Any = False,
         number_format: str = "",
     ) -> None:
@@ -1223,8 +1226,8 @@ class TableLookup:
         self.lookups, self.bags = lookups, bags
         self.launches = 1
         indices = tape.tensor(lookups, itemsize=tape.index)
-        offsets = tape.tensor(bags, itemsize=tape.index)
-        self.inputs = [indices, offsets]
+        begins = tape.tensor(bags if offsets is None else offsets, itemsize=tape.index)
+        self.inputs = [indices, begins]
         self.weights: Tensor | None = None
         if np.any(weighted):
             count = lookups if weighted is True else lookups * weighted

@@ -55,7 +55,7 @@ from perfkit.workloads.managed_collisions import MANAGED_COLLISIONS
 from perfkit.workloads.operations import CAST_ONCE, NT, Tensor, Weight
 from perfkit.workloads.sizes import round_size
 from perfkit.workloads.symbolic_sizes import SymbolicSize
-from perfkit.workloads.tables import INDEX_BYTES, EmbeddingTable, list_laws, take_part
+from perfkit.workloads.tables import INDEX_BYTES, EmbeddingTable, count_bags, list_laws, take_part
 from perfkit.workloads.tape import Calls, RecordedOperation, Tape, contiguous
 
 #: Norms of rows by name, see `norm`.
@@ -503,7 +503,8 @@ def embedding_bags(
     pass updates a row for each of its lookups (``fused``), or sorts the lookups and updates each
     distinct row once (``exact``; ``hash`` searches it in a hash table first). Tables that are `copied`
     to all ranks have gradients as large as themselves, which are averaged. Of the last `unpooled`
-    tables each row that is looked up is a result of its own.
+    tables, and of those that are not pooled, each row that is looked up is a result of its own. A
+    sample has all pooled rows of a table with several features side by side.
     """
     lookups = []
     for position, table in enumerate(tables):
@@ -515,8 +516,10 @@ def embedding_bags(
             weight.table_number = len(tape.tables)
             tape.tables.append(table)
         count = round_size(bags * table.pooling)
-        is_pooled = position < len(tables) - unpooled
-        results = bags if is_pooled else count
+        offsets = count_bags(table, bags)
+        results = _count_results(table, offsets, count)
+        if position >= len(tables) - unpooled:
+            offsets = results = count
         lookups.append(
             TableLookup(
                 tape,
@@ -524,6 +527,7 @@ def embedding_bags(
                 weight.table_number,
                 count,
                 results,
+                offsets=offsets,
                 weighted=table.weighted,
                 number_format=table.number_format,
             )
@@ -532,11 +536,50 @@ def embedding_bags(
             _remap_ids(tape, table, bags, lookups[-1])
     if model.embedding == "separate":
         sparse = model.sparse and not copied
-        return [
+        looked_up = [
             tape.apply(EmbeddingBag(lookup, sparse=sparse), lookup.weight) for lookup in lookups
         ]
-    if not lookups:
+    elif not lookups:
         return []
+    else:
+        looked_up = _record_kernels(tape, model, tables, lookups, bags, copied, unpooled)
+    joined = []
+    for table, pooled in zip(tables, looked_up, strict=True):
+        joined.append(_join_features(table, pooled, bags))
+    return joined
+
+
+def _count_results(table: EmbeddingTable, bags: Any, lookups: Any) -> Any:
+    """Rows that lookups give: their sums, or each of them; arrays say it of several tables."""
+    is_pooled: Any = table.pooled
+    if isinstance(is_pooled, np.ndarray):
+        return np.where(is_pooled, bags, lookups)
+    return bags if is_pooled else lookups
+
+
+def _join_features(table: EmbeddingTable, pooled: Tensor, samples: Any) -> Tensor:
+    """The pooled rows of all features of a table, those of a sample side by side."""
+    is_pooled: Any = table.pooled
+    one_feature = isinstance(table.num_features, int) and table.num_features == 1
+    if one_feature or is_pooled is False:
+        return pooled
+    width: Any = table.num_features * table.dim
+    if isinstance(is_pooled, np.ndarray):
+        samples = np.where(is_pooled, samples, pooled.shape[0])
+        width = np.where(is_pooled, width, table.dim)
+    return pooled.view(samples, width)
+
+
+def _record_kernels(
+    tape: Tape,
+    model: Any,
+    tables: Sequence[EmbeddingTable],
+    lookups: Sequence[TableLookup],
+    bags: Any,
+    copied: bool,
+    unpooled: int,
+) -> list[Tensor]:
+    """Record kernels that look up all tables of a format, see `embedding_bags`."""
     if copied:
         return FusedEmbeddings(lookups).apply(tape)
     if model.embedding == "fused":

@@ -58,7 +58,7 @@ class EmbeddingTable:
     dim : int
         Columns of the table [-].
     pooling : float
-        Lookups per sample, the pooling factor [-].
+        Lookups per sample, the pooling factor; those of all its features together [-].
     exponent : float
         Zipf exponent of the row popularity, 0 for uniform [-].
     itemsize : int, optional
@@ -89,12 +89,15 @@ class EmbeddingTable:
         ids are rows. Evictions, whose number nobody states, are left out.
     pooled : bool
         Whether the rows of a sample are added up, as in TorchRec's ``EmbeddingBagCollection``. Those of
-        an ``EmbeddingCollection`` are not: it takes fewer kinds of placement, and `perfkit.shard` leaves
-        out the others. No time depends on it.
+        an ``EmbeddingCollection`` are not: a sample gets a row for each lookup, also of tables that are
+        split by rows. It takes fewer kinds of placement, and `perfkit.shard` leaves out the others.
     dtype : str
         Format of the numbers: ``fp64``, ``fp32``, ``fp16``, ``bf16``, ``fp8``, or ``int8``, whose rows
         have 8 B of scale and bias more. By default that of `itemsize`, where 2 B are ``fp16`` and 1 B
         is ``fp8``. One kernel looks up tables of one format.
+    num_features : int
+        Features that look up rows of the table, TorchRec's ``feature_names``: a sample gets a pooled
+        row for each of them [-].
 
     Raises
     ------
@@ -130,6 +133,7 @@ class EmbeddingTable:
     managed_collision: str = field(default="", repr=False)
     pooled: bool = field(default=True, repr=False)
     dtype: str = field(default="", repr=False)
+    num_features: int = field(default=1, repr=False)
 
     def __post_init__(self) -> None:
         set_fields(self, itemsize=_find_itemsize(self.dtype, self.itemsize))
@@ -139,6 +143,8 @@ class EmbeddingTable:
         if not isinstance(pooling, np.ndarray):
             pooling = read_number(self.pooling)
         set_fields(self, pooling=pooling)
+        num_features = int(check_positive("num_features", self.num_features, integer=True))
+        set_fields(self, num_features=num_features)
         check_positive("exponent", self.exponent, zero=True, maximum=10)
         set_fields(self, exponent=read_number(self.exponent))
         check_type("name", self.name, str)
@@ -168,6 +174,11 @@ class EmbeddingTable:
     def row_bytes(self) -> int:
         """Bytes of one row, with its scale and bias if it has them [B]."""
         return self.dim * self.itemsize + self.scale_bytes
+
+    @property
+    def results(self) -> Any:
+        """Rows that a sample gets: one for each feature, or each lookup if rows are not pooled [-]."""
+        return self.num_features if self.pooled else self.pooling
 
     @property
     def scale_bytes(self) -> int:
@@ -341,13 +352,14 @@ class TableSet(Tabular):
             raise ValueError(
                 f"two tables are named {show(twice)}; every table needs a name of its own"
             )
-        deep = next((i for i, table in enumerate(tables) if table.pooling > table.rows), None)
-        if deep is not None:
-            fault = (
-                f"pooling of {show(names[deep])} is {tables[deep].pooling:g}; it must be at most"
-            )
+        for name, table in zip(names, tables, strict=True):
+            if table.pooling <= table.rows * table.num_features:
+                continue
+            fault = f"pooling of {show(name)} is {table.pooling:g}; it must be at most"
+            if table.num_features > 1:
+                fault = f"{fault} {table.num_features} times"
             meant = "pooling is the mean number of lookups of one sample, not of the batch"
-            raise ValueError(f"{fault} its {tables[deep].rows} rows; {meant}")
+            raise ValueError(f"{fault} its {table.rows} rows; {meant}")
         set_fields(self, batch=check_positive("batch", self.batch, integer=True))
         check_choice("embedding", self.embedding, ("separate", "fused"))
         find_optimizer(self.optimizer, rows=True)
@@ -439,6 +451,13 @@ def list_formats(tables: Sequence[EmbeddingTable]) -> list[str]:
     ['fp32', 'fp16']
     """
     return list(dict.fromkeys(table.number_format for table in tables))
+
+
+def count_bags(table: EmbeddingTable, samples: Any) -> Any:
+    """Sums of rows of so many samples: one for each feature of each sample [-]."""
+    if isinstance(table.num_features, int) and table.num_features == 1:
+        return samples
+    return samples * table.num_features
 
 
 def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:

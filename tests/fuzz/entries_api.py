@@ -108,6 +108,7 @@ DLRM = {
     "delay_weights": MOSTLY_FALSE,
     "epilogues": MOSTLY_FALSE,
     "table_dtype": ("fp32", "bf16", ["fp16", "int8"]),
+    "num_features": (1, 1, 2, [1, 3]),
     "pipeline": ("local", "local", "serial", "base", "sparse_dist"),
     "table_optimizer": (None, None, "rowwise_adagrad", "sgd"),
 }
@@ -214,6 +215,7 @@ TABLE = {
     "managed_collision": ("", "", "zch", "mpzch"),
     "pooled": (True, True, False),
     "dtype": ("", "", "fp32", "fp16"),
+    "num_features": (1, 1, 3),
 }
 LAYERS = {"layers": (*[1, 2, 3] * 5, 10**400)}
 dlrm = Call(pk.DLRM, {"rows": ([1000, 10**6], [2**31, 4])}, DLRM)

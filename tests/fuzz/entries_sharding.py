@@ -82,6 +82,7 @@ def draw_task(rng: Rng, most: int = 5) -> Task:
             features=13,
             fused=bool(rng.random() < 0.5),
             table_dtype=_draw_formats(rng, len(tables)),
+            num_features=[choose(rng, (1, 1, 3)) for _ in tables],
         )
         return Task(model, platform, ranks, inputs, min_columns)
     way = choose(rng, ({"embedding": "fused"}, {}, {"sparse": False}))
@@ -93,7 +94,13 @@ def draw_task(rng: Rng, most: int = 5) -> Task:
         ]
     formats = _draw_formats(rng, len(tables))
     tables = [
-        replace(table, itemsize=NUMBER_FORMATS[one], dtype=one)
+        replace(
+            table,
+            itemsize=NUMBER_FORMATS[one],
+            dtype=one,
+            num_features=choose(rng, (1, 1, 3)),
+            pooled=bool(rng.random() < 0.8),
+        )
         for table, one in zip(tables, formats, strict=True)
     ]
     output = choose(rng, ("", "fp32", "bf16"))
