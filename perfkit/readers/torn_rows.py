@@ -59,8 +59,8 @@ def mend_rows(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
             if _begins_row(piece):
                 _give_up(torn, whole)
                 torn = _TornRow("")
-            elif torn is None or not _holds_figures(piece):
-                piece = ""
+            elif torn is not None:
+                piece = _find_figures(piece)
             if torn is not None and piece:
                 torn.text = f"{torn.text} {piece}".strip()
                 torn.places[len(whole)] = (number, text)

@@ -1,6 +1,7 @@
 """Fuzzers of what logs of nccl-tests say besides their tables, and of its reports in JSON."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ def draw_said(rng: Rng, table: Table) -> tuple[list[str], dict[str, Any]]:
     return [f"node0:71:{91 + rank} [0] NCCL INFO {line}" for rank, line in enumerate(lines)], facts
 
 
+def read_whole(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """What a call returns, and what it warns of; a refusal is a failure."""
+    try:
+        return listen(call)
+    except ValueError as error:
+        raise Nonsense(f"a good log is refused: {error}") from error
+
+
 def check_facts(found: LogFacts, drawn: dict[str, Any]) -> None:
     """Facts are those that were written."""
     (way,) = found.transports
@@ -87,7 +96,7 @@ def read_facts(rng: Rng, folder: Path) -> None:
         lines += printed
     path = folder / "run.log"
     path.write_text("".join(f"{prefix}{line}\n" for line in lines))
-    logs, _ = listen(lambda: read_logs(path))
+    logs, _ = read_whole(lambda: read_logs(path))
     check_rows(logs.rows, tables)
     for found, facts in zip(logs.facts, drawn, strict=True):
         check_facts(found, facts)
@@ -113,8 +122,10 @@ def read_torn(rng: Rng, folder: Path) -> None:
         lines += tear_row(rng, row, label) if rng.random() < 0.5 else [label + row]
     path = folder / "run.log"
     path.write_text("\n".join([*lines, *(label + line for line in FOOTER)]) + "\n")
-    found, _ = listen(lambda: read_nccl_tests(path))
+    found, _ = read_whole(lambda: read_nccl_tests(path))
     check_rows(found, [table])
+    if found["line"].is_sorted() is False:
+        raise Nonsense(f"{found['line']}")
 
 
 def read_deaths(rng: Rng, folder: Path) -> None:
@@ -132,7 +143,7 @@ def read_deaths(rng: Rng, folder: Path) -> None:
         lines += table.lines()
     path = folder / "run.log"
     path.write_text("\n".join(lines) + "\n")
-    found, said = listen(lambda: read_nccl_tests(path))
+    found, said = read_whole(lambda: read_nccl_tests(path))
     check_rows(found, tables)
     if sum("printed no row" in text or "died after" in text for text in said) != deaths:
         raise Nonsense(f"{deaths} runs died: {said}")
@@ -193,7 +204,7 @@ def read_reports(rng: Rng, folder: Path) -> None:
     )
     path = folder / choose(rng, ("run.json", "run.log"))
     path.write_text(text)
-    found, _ = listen(lambda: read_nccl_tests(choose(rng, (path, folder))))
+    found, _ = read_whole(lambda: read_nccl_tests(choose(rng, (path, folder))))
     check_rows(found, tables)
     cut = text[: int(rng.integers(1, len(text)))]
     try:
