@@ -16,10 +16,12 @@ from perfkit.diagnosis.evidence import (
     quote_settings,
     take_facts,
     write_rate,
+    write_size,
 )
 from perfkit.diagnosis.known_rates import Path, find_shares
 from perfkit.diagnosis.nccl_variables import GUIDE, Effect, find_variables
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
+from perfkit.ground.units import format_time
 from perfkit.readers.nccl_facts import Setting, Statement
 
 _REMARK = frozenset[Word]()
@@ -758,6 +760,14 @@ def explain_unknown(case: Case) -> Cause | None:
     plateau = find_plateau(case)
     if plateau is not None:
         evidence.append(describe_plateau(case, plateau))
+    for verdict in case.verdicts:
+        is_named = verdict.word in (Word.SLOW, Word.TOO_GOOD)
+        if is_named and plateau is None and verdict.expected_s is not None:
+            text = (
+                f"{format_time(verdict.seconds)} at {write_size(verdict.nbytes)}, where "
+                f"{format_time(verdict.expected_s)} are expected"
+            )
+            evidence.append(Evidence(text, case.file))
     advice = []
     if not (take_facts(case).networks or take_facts(case).transports):
         advice.append(

@@ -172,10 +172,18 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "NCCL_PROTO",
-        r"(?!\^)(?=.*LL)(?!.*Simple).+",
+        r"(?!\^)(?=.*\bLL\b)(?!.*(?:LL128|Simple)).+",
         Effect.FORCED,
-        "large messages, too, carry a flag with their data: LL reaches half of the bandwidth at most",
+        "large messages, too, carry a flag beside each number: half of the bandwidth at most",
         citations=("NVIDIA/nccl#281",),
+    ),
+    Variable(
+        "NCCL_PROTO",
+        r"(?!\^)(?=.*LL128)(?!.*Simple).+",
+        Effect.FORCED,
+        "all messages use LL128 (95 % of the bandwidth at most), also where NCCL would not, as it may "
+        "corrupt data",
+        citations=("NVIDIA/nccl#281", "NVIDIA/nccl#1261"),
     ),
     Variable(
         "NCCL_PROTO",

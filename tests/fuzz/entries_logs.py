@@ -1,5 +1,5 @@
 """Fuzzers of logs of nccl-tests: what belongs to a table, links that a log proves, curves that miss
-their sizes, devices, causes of refusals, folders, and the order of what-ifs."""
+their sizes, devices, causes of refusals and of slow runs, folders, and the order of what-ifs."""
 
 import gzip
 import io
@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 import perfkit as pk
+from perfkit.diagnosis.records import Word
 from perfkit.models.collectives import bus_factor
 from perfkit.platform.sources import fit_curves
 from perfkit.readers.index_arrays import read_indices
@@ -289,6 +290,71 @@ def order_changes(rng: Rng, folder: Path) -> None:
         raise Nonsense(f"{first.network} and {second.network}")
 
 
+#: What NCCL may say of a run, true or not.
+SAID = (
+    "Using network Socket",
+    "Using network IB",
+    "NET/IB : No device found.",
+    "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_2:1/IB [2]mlx5_3:1/IB ; OOB eth0:10.0.0.1<0>",
+    "NET/IB : Using [0]mlx5_bond_0:1/RoCE [1]mlx5_1:1/IB ; OOB eth0:10.0.0.1<0>",
+    "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
+    "NET/IB : Made virtual device [0] name=mlx5_0 speed=100000 ndevs=1",
+    "NET/Socket : Using [0]docker0:172.17.0.2<0> [1]eno1:10.0.0.1<0>",
+    "NET/OFI Selected Provider is efa (found 3 nics)",
+    "NVLS multicast support is not available on dev 0",
+    "2 coll channels, 0 collnet channels, 0 nvls channels, 32 p2p channels, 2 p2p channels per peer",
+    "Channel 00 : 0[0] -> 1[1] via SHM/direct/direct",
+    "Channel 00 : 0[0] -> 1[1] via P2P/IPC",
+    "Channel 00/0 : 1[1] -> 0[0] [receive] via NET/IB/0",
+    "NCCL_ALGO set by environment to Ring",
+    "NCCL_PROTO set by environment to LL",
+    "NCCL_P2P_DISABLE set by environment to 1",
+    "NCCL_IB_HCA set to mlx5_0",
+    "Setting affinity for GPU 0 to 01",
+    "comm 0x1 rank 0 nRanks 8 nNodes 1 localRanks 8 localRank 0 MNNVL 0",
+    "Pattern 4, crossNic 0, nChannels 1, bw 24.0/24.0, type PHB/PIX, sameChannels 1",
+    "AllReduce: 1048576 Bytes -> Algo 1 proto 0 time 30.0",
+    "AllReduce: 2097152 Bytes -> Algo 0 proto 2 time 90.0",
+    "NCCL version 2.14.3+cuda11.7",
+)
+DEVICES = ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "AMD Instinct MI300X", "NVIDIA L40S")
+
+
+def diagnose_runs(rng: Rng, folder: Path) -> None:
+    """Runs of any curve, with lines of NCCL that may contradict each other: what is as expected has
+    remarks at most, and what is slow or too good has a cause, with evidence and what to try."""
+    for number in range(int(rng.integers(1, 4))):
+        table = draw_table(rng, choose(rng, (1, 2, 3)))
+        noise = choose(rng, (0.01, 0.5))
+        at = int(rng.integers(0, len(table.sizes) + 1))
+        seconds = [
+            time * (choose(rng, (1.0, 3.0)) if place >= at else 1.0) * np.exp(rng.normal(0, noise))
+            for place, time in enumerate(table.seconds)
+        ]
+        table = table._replace(seconds=tuple(seconds), device=choose(rng, DEVICES))
+        said = [
+            f"node{int(rng.integers(0, table.nodes))}:9:9 [0] NCCL INFO {choose(rng, SAID)}"
+            for _ in range(int(rng.integers(0, 8)))
+        ]
+        head, rows = table.head(), table.rows()
+        lines = [*head[:-1], *said, head[-1], *rows, *FOOTER]
+        (folder / f"{number}.log").write_text("\n".join(lines))
+    diagnosis, _ = listen(lambda: pk.diagnose(folder, progress=False))
+    for finding in diagnosis.findings:
+        words = {verdict.word for verdict in finding.case.verdicts}
+        for word in words & {Word.SLOW, Word.TOO_GOOD}:
+            if not any(word in cause.explains for cause in finding.causes):
+                raise Nonsense(f"nothing is said of what is {word}: {finding.causes}")
+        for cause in finding.causes:
+            if cause.explains and not cause.explains & words:
+                raise Nonsense(f"{cause.name} explains what is not there: {words}")
+            if not cause.evidence or not cause.advice or not cause.sentence:
+                raise Nonsense(f"{cause} lacks evidence or advice")
+            texts = [each.text for each in cause.evidence]
+            if re.search(r"\b(nan|inf|None)\b", " ".join([cause.sentence, *texts])):
+                raise Nonsense(f"{cause.name}: {texts}")
+
+
 ENTRIES: dict[str, Entry] = {
     "log-tables": Entry(read_tables, 0.5, new=True),
     "log-folders": Entry(read_folder, 0.3, new=True),
@@ -296,5 +362,6 @@ ENTRIES: dict[str, Entry] = {
     "log-jumps": Entry(fit_jumps, 0.05, new=True),
     "log-devices": Entry(compare_names, 0.05, new=True),
     "first-bytes": Entry(refuse, 0.5, new=True),
+    "log-causes": Entry(diagnose_runs, 0.1, new=True),
     "order-of-changes": Entry(order_changes, 0.1, new=True),
 }
