@@ -641,6 +641,20 @@ def test_a_constant_that_is_added(tmp_path: Path) -> None:
     assert names(case) == ["high start-up"]
 
 
+def test_a_start_up_with_a_reason(tmp_path: Path) -> None:
+    usual = follow(20e-6, 235 * GB)
+    trace = say("NCCL_DEBUG set by environment to TRACE")
+    case = make_case(
+        tmp_path, Run(follow(260e-6, 235 * GB), said=(trace,)), usual, expect(A100, 235 * GB)
+    )
+    assert "NCCL_DEBUG=TRACE may do that" in find(case, "high start-up").sentence
+    text = Run(follow(260e-6, 235 * GB)).write()
+    path = tmp_path / "once.log"
+    path.write_text(text.replace("warmup iters: 5 iters: 20", "warmup iters: 0 iters: 1"))
+    (facts,) = read_logs(path).facts
+    assert "too few iterations" in find(replace(case, facts=facts), "high start-up").sentence
+
+
 def test_a_start_up_that_is_expected_is_no_cause(tmp_path: Path) -> None:
     usual = follow(156e-6, 81 * GB)  # EFA
     case = make_case(tmp_path, Run(usual), usual, expect(A100, 81 * GB))

@@ -77,10 +77,11 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
     causes = [cause for cause in _ask(case, SIGNATURES) if _explains(case, cause)]
     causes.sort(key=_rank)
     causes = _drop_weaker(case, causes)
-    if not causes:
-        unknown = causes_run.explain_unknown(case)
-        if unknown is not None:
-            causes.append(unknown)
+    for word in (Word.SLOW, Word.TOO_GOOD):
+        if not any(word in cause.explains for cause in causes):
+            unknown = causes_run.explain_unknown(case, word)
+            if unknown is not None:
+                causes.append(unknown)
     return (*alarms, *causes, *_note_facts(case), *_ask(case, REMARKS))
 
 

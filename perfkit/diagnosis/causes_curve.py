@@ -28,6 +28,8 @@ _LARGE = 2**20
 #: Repeats of a size that differ by more than this are not alike [-]: pairs of nodes with a bad one
 #: among them give 49 instead of 88 GB/s (NVIDIA/nccl-tests#106).
 _SPREAD = 1.3
+#: Fewer iterations than that show what happens at the first one [-]; nccl-tests has 20 and 5 to warm up.
+_FEW_ITERATIONS = 5
 #: Turns of the bandwidth, by a factor of two, that are no change of algorithm [-]: these go one way.
 _TURNS = 3
 _LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
@@ -292,9 +294,23 @@ def find_high_startup(case: Case) -> Cause | None:
         evidence.append(Evidence(f"the links are not it: {text}", case.file, int(curve.lines[-1])))
     settings = list_settings(case, Effect.SLOW_HOST, Effect.FORCED)
     evidence += quote_settings(case, settings)
+    sentence = (
+        "a constant time is added to every operation, outside of the links: the host, its processor or the "
+        "virtual machine; not enough to say which"
+    )
     advice = []
+    options = take_facts(case).options
     if settings:
+        names = join_names(f"{each.name}={each.value}" for each in settings)
+        sentence = f"a constant time is added to every operation; {names} may do that"
         advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
+    elif options is not None and (options.warmup == 0 or options.iterations < _FEW_ITERATIONS):
+        text = f"{options.warmup} iterations to warm up, {options.iterations} that are timed"
+        evidence.append(quote(case, options, text))
+        sentence = (
+            "too few iterations: what happens once, at the first operation, counts in every time"
+        )
+        advice.append("run with -w 5 -n 20, as nccl-tests does by itself")
     advice += [
         "performance governor and no deep idle states of the processor (cpupower frequency-set -g "
         "performance, cpupower idle-set -D 2)",
@@ -308,8 +324,7 @@ def find_high_startup(case: Case) -> Cause | None:
         )
     return Cause(
         "high start-up",
-        "a constant time is added to every operation, outside of the links: the host, its processor or the "
-        "virtual machine; not enough to say which",
+        sentence,
         tuple(evidence),
         tuple(advice),
         ("NVIDIA/nccl#182", "NVIDIA/nccl-tests#183", "NVIDIA/nccl#2441"),

@@ -25,7 +25,6 @@ from perfkit.ground.units import format_time
 from perfkit.readers.nccl_facts import Setting, Statement
 
 _REMARK = frozenset[Word]()
-_ANY = frozenset((Word.SLOW, Word.TOO_GOOD))
 _PROCESSES = re.compile(r"(?:^|\s)(?:-np|--np|-n|-c|--ntasks)[ =](\d{1,6})\b")
 _GPUS = re.compile(r"\s(?:-g|--ngpus)[ =]?(\d{1,4})\b")
 _THREADS = re.compile(r"\s(?:-t|--nthreads)[ =]?(\d{1,4})\b")
@@ -740,29 +739,30 @@ def _explain_warning(case: Case, known: _Warning, warning: Statement) -> Cause:
 # --------------------------------------------------------------------------------------------------
 
 
-def explain_unknown(case: Case) -> Cause | None:
+def explain_unknown(case: Case, word: Word) -> Cause | None:
     """What to do where no signature fits.
 
     Parameters
     ----------
     case : Case
         The run.
+    word : Word
+        The verdict that nothing explains: slow or too good.
 
     Returns
     -------
     cause : Cause or None
-        None where nothing is slow or too good.
+        None where no range of sizes has this verdict.
     """
-    slow = is_slow(case)
-    if not slow and not is_too_good(case):
+    named = [verdict for verdict in case.verdicts if verdict.word is word]
+    if not named:
         return None
     evidence = []
     plateau = find_plateau(case)
     if plateau is not None:
         evidence.append(describe_plateau(case, plateau))
-    for verdict in case.verdicts:
-        is_named = verdict.word in (Word.SLOW, Word.TOO_GOOD)
-        if is_named and plateau is None and verdict.expected_s is not None:
+    for verdict in named:
+        if plateau is None and verdict.expected_s is not None:
             text = (
                 f"{format_time(verdict.seconds)} at {write_size(verdict.nbytes)}, where "
                 f"{format_time(verdict.expected_s)} are expected"
@@ -777,7 +777,7 @@ def explain_unknown(case: Case) -> Cause | None:
     advice.append(
         "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH,TUNING prints what NCCL chooses for each size"
     )
-    if not slow:
+    if word is Word.TOO_GOOD:
         advice.append(
             "name the system that it should be (--platform): are devices, nodes and adapters what you think?"
         )
@@ -798,5 +798,5 @@ def explain_unknown(case: Case) -> Cause | None:
         tuple(advice),
         (),
         Certainty.POSSIBLE,
-        _ANY,
+        frozenset((word,)),
     )

@@ -363,7 +363,7 @@ def describe_plateau(case: Case, plateau: Plateau) -> Evidence:
     """
     text = f"{write_rate(plateau.busbw)} at {write_size(plateau.nbytes)}"
     expected = case.expectation.busbw
-    if expected is not None:
+    if expected is not None and expected > 0:
         share = plateau.busbw / expected
         digits = 0 if share >= 0.1 else 1
         text += f", {share:.{digits}%} of the {write_rate(expected)} expected"

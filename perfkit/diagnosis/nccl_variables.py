@@ -262,6 +262,13 @@ VARIABLES: tuple[Variable, ...] = (
         advice="run with NCCL_DEBUG=INFO or WARN",
     ),
     Variable(
+        "NCCL_DEBUG_SUBSYS",
+        r"(?:.*,)?(?:ALL|COLL)(?:,.*)?",
+        Effect.SLOW_HOST,
+        "with NCCL_DEBUG=INFO, NCCL writes a line for every operation",
+        advice="run without NCCL_DEBUG_SUBSYS",
+    ),
+    Variable(
         "NCCL_CHECK_POINTERS",
         _ON,
         Effect.SLOW_HOST,
