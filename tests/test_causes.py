@@ -750,6 +750,17 @@ def test_wrong_values_come_first_whatever_the_times(tmp_path: Path) -> None:
     assert names(slow)[:2] == ["wrong values", "high start-up"]
 
 
+def test_wrong_values_are_not_all_right_however_fast(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(Run(follow(20e-6, 235 * GB), wrong=(20,)).write())
+    diagnosis = pk.diagnose(path)
+    assert diagnosis.verdict == "as expected"
+    assert diagnosis.ok is False
+    assert diagnosis.headline().endswith("; results hold wrong values")
+    path.write_text(Run(follow(20e-6, 235 * GB)).write())
+    assert pk.diagnose(path).ok is True
+
+
 def test_processes_that_ran_alone(tmp_path: Path) -> None:
     usual = follow(20e-6, 235 * GB)
     command = "$ mpirun -np 16 -H a:8,b:8 ./build/all_reduce_perf -b 8 -e 8G -f 2 -g 8 -n 100"

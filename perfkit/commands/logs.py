@@ -48,7 +48,7 @@ def log_command(
 ) -> int:
     """Say whether the bandwidth in logs of nccl-tests is normal, and if not, why.
 
-    Exit code 0: as expected, or not enough to say; 1: slow, or too good to be true; 2: no log.
+    Exit code 0: as expected, or not enough to say; 1: slow, too good to be true, or wrong results; 2: no log.
     """
     files = OutputFiles(json_file, report, out=thresholds)
     files.check()

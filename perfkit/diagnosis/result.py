@@ -100,10 +100,18 @@ class Diagnosis(Tabular):
 
     @property
     def ok(self) -> bool | None:
-        """Whether all that can be judged is as expected; None where nothing can."""
+        """Whether all that can be judged is as expected; None where nothing can. Results with wrong values
+        are not, whatever their times."""
+        if self._has_wrong_values:
+            return False
         if self._word is Word.UNKNOWN:
             return None
         return self._word is Word.EXPECTED
+
+    @property
+    def _has_wrong_values(self) -> bool:
+        facts = [finding.case.facts for finding in self.findings]
+        return any(each is not None and each.wrong_lines for each in facts)
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
@@ -230,6 +238,8 @@ class Diagnosis(Tabular):
         if len(self.findings) > 1:
             same = sum(finding.word is first.word for finding in self.findings)
             text += f" ({same} of {len(self.findings)} runs)"
+        if self._has_wrong_values:
+            text += "; results hold wrong values"
         return text
 
     def explain(self) -> str:
