@@ -158,6 +158,8 @@ def test_times_of_torchtitan_follow_from_its_tokens_a_second() -> None:
 
 def test_without_batch_or_ranks_the_clock_says_the_time() -> None:
     assert parse_training_log(write_titan(4711)).seconds == pytest.approx(1.0)
+    of_primus = write_titan(4711).replace("[titan] 2025-06-04 ", "[20250604 ").replace(",500", "]")
+    assert parse_training_log(of_primus).seconds == pytest.approx(1.0)
     silent = write_titan(4711).replace("2025-06-04 08:", "")
     with pytest.raises(ValueError, match=r"does not state batch, sequence, ranks; keep the lines"):
         parse_training_log(silent, file="titan.log")
@@ -599,6 +601,7 @@ def test_several_runs_in_one_file_are_refused() -> None:
         ("[INFO] epoch=0/micro_step=40/global_step=10, RunningAvgSamplesPerSec=1.2", "DeepSpeed"),
         ("{'train_runtime': 123.4, 'train_samples_per_second': 5.6}", "Hugging Face's Trainer"),
         ("Epoch 0:  1%|  | 7/772 [9:07:58<878:01, 41.36s/it, loss=3.1]", "Lightning"),
+        (" 5%|#  | 50/1000 [01:40<31:40,  2.00it/s]", "progress bar"),
         ("\t Train time/batch: 10", "Composer"),
         ("iteration: 1 / 15 | elapsed_time_per_iteration_ms: 4.71K | lm_loss: 5.32", "nanotron"),
     ],

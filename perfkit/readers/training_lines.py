@@ -88,7 +88,7 @@ class Dialect(NamedTuple):
 
 
 #: Megatron-LM, megatron/training/training.py, `training_log`, from 2020 to 2026, with the names of
-#: Megatron-DeepSpeed, NeMo's Megatron-Bridge, and of Primus (AMD-AGI/Primus, training_log patches),
+#: Megatron-DeepSpeed, GPT-NeoX, NeMo's Megatron-Bridge, and of Primus (AMD-AGI/Primus, training_log patches),
 #: which prints a mean behind each value.
 _MEGATRON = Dialect(
     name="megatron",
@@ -102,6 +102,7 @@ _MEGATRON = Dialect(
         PrintedValue("flop_per_s_per_gpu", "throughput per GPU (TFLOP/s/GPU)", 1e12),
         PrintedValue("flop_per_s_per_gpu", "compute per GPU (TFLOP/s/GPU)", 1e12),
         PrintedValue("flop_per_s_per_gpu", "TFLOPs", 1e12),
+        PrintedValue("flop_per_s_per_gpu", "approx flops per GPU", 1e12),
         PrintedValue("tokens_per_s_per_gpu", "tokens per GPU (tokens/s/GPU)"),
         PrintedValue("tokens_per_s_per_gpu", "tokens/s/GPU inst/harmonic mean"),
         PrintedValue("tokens_per_s_per_gpu", "Tokens per second per GPU (Tok/s/GPU)"),
@@ -197,8 +198,9 @@ REFUSED = (
     ),
     (re.compile(r"elapsed_time_per_iteration_ms:"), "nanotron, which prints three digits"),
     (
-        re.compile(r"Epoch \d+:[^\n]{0,200}\d(?:s/it|it/s)"),
-        "a progress bar of Lightning, whose it/s are smoothed over many iterations",
+        re.compile(r"\d{1,9}/\d{1,9} \[[^\]\n]{0,100}\d(?:s/it|it/s)"),
+        "a progress bar of Lightning or Hugging Face's Trainer, whose it/s are smoothed over many "
+        "iterations",
     ),
 )
 
@@ -225,7 +227,7 @@ _EVENTS = {
 }
 #: Characters of a line in which a launcher says the rank [-].
 _PREFIX = 160
-_CLOCK = re.compile(r"(\d{4}-\d{2}-\d{2})[ T](\d{2}:\d{2}:\d{2})(?:[,.](\d{1,6}))?")
+_CLOCK = re.compile(r"(\d{4}-\d{2}-\d{2}|\b\d{8})[ T](\d{2}:\d{2}:\d{2})(?:[,.](\d{1,6}))?")
 _RANK = re.compile(r"\[rank-?(\d+)(?:/\d+)?\]|\[default(\d+)\]|^ *(\d{1,6}): ")
 
 
