@@ -559,6 +559,13 @@ def test_each_start_warms_up_again_and_a_ramp_does_not_count() -> None:
     log = parse_training_log(ramp)
     assert log.steps["left_out"].to_list().count("another batch") == 10
     assert log.summary.iterations == 10 and log.summary.batch == 64
+    with pytest.warns(
+        TrainingLogWarning, match="state a batch of 64 and the last step has 32, which"
+    ):
+        log = parse_training_log(
+            ARGUMENTS + write(PLAIN_2025).replace("size:    64", "size:    32")
+        )
+    assert log.workload().batch == log.summary.batch == 32
 
 
 def test_warm_up_is_as_asked_for_and_at_most_half() -> None:

@@ -456,12 +456,24 @@ def parse_training_log(
     if found.dialect.is_mean:
         spans = _count_spans(lines, starts)
     steps = _make_steps(name, lines, starts, spans, events, run, warm_up, notes)
-    if "batch" not in run.model and steps["batch"][-1] is not None:
-        run.model["batch"] = int(steps["batch"][-1])
+    _take_printed_batch(steps, run, notes)
     summary = _summarize(name, steps, run, find_peak_memory(text))
     for text_of_note in notes:
         _warn(f"{name}: {text_of_note}")
     return TrainingLog(name, dialect, steps, dict(facts.stated), run, summary, tuple(notes))
+
+
+def _take_printed_batch(steps: Table, run: LoggedRun, notes: list[str]) -> None:
+    """Take the batch of the last step, which a ramp may not have brought to the stated one."""
+    printed = steps["batch"][-1]
+    if printed is None:
+        return
+    stated = run.model.get("batch")
+    if stated is not None and stated != printed:
+        notes.append(
+            f"the arguments state a batch of {stated} and the last step has {printed:g}, which is taken"
+        )
+    run.model["batch"] = int(printed)
 
 
 def _ignore(share: float) -> None:
