@@ -222,7 +222,7 @@ def test_full_ranks_are_warned_of() -> None:
         assert len(told) == warned
         if warned:
             assert "71.7 GB of its 80 GB in use" in told[0]
-            assert "as memory=6.8e+10 does" in told[0]
+            assert "as reserve=0.15 does" in told[0]
 
 
 def test_the_report_of_a_search_has_its_limits(tmp_path: Path) -> None:
@@ -230,3 +230,34 @@ def test_the_report_of_a_search_has_its_limits(tmp_path: Path) -> None:
     page = pk.report(result, path=tmp_path / "report.html").read_text()
     assert "How good the plan is, and what its limits cost" in page
     assert format_time(result.cost_of_min_columns) in page
+
+
+def test_a_reserve_stays_free() -> None:
+    """15 % of 80 GB, as in TorchRec's planner: 68 GB less what everything else takes."""
+    tables = TableSet([EmbeddingTable(10**6, 64, name="a")], batch=1024, embedding="fused")
+    plan = Plan.round_robin(1, ranks=2)
+    price = pk.price_plan(tables, "h100-sxm-8", plan)
+    kept = pk.price_plan(tables, "h100-sxm-8", plan, reserve=0.15)
+    assert kept.capacity == pytest.approx(price.capacity - 0.15 * 80e9)
+    assert kept.time == price.time
+    # weights of a table of 600 MB, its pooled rows, gradients and inputs: no room in 1 % of 80 GB
+    large = TableSet([EmbeddingTable(10**7, 64, name="a")], batch=1024, embedding="fused")
+    assert pk.price_plan(large, "h100-sxm-8", plan).fits
+    assert not pk.price_plan(large, "h100-sxm-8", plan, memory=3e9, reserve=0.15).fits
+    with pytest.raises(
+        pk.InfeasibleError, match=r"taken by everything else \(450 MB of it by reserve"
+    ):
+        pk.shard(large, "h100-sxm-8", ranks=1, steps=10, memory=3e9, reserve=0.15, progress=False)
+    with pytest.raises(ValueError, match=r"reserve is 1\.5"):
+        pk.price_plan(tables, "h100-sxm-8", plan, reserve=1.5)
+
+
+def test_a_plan_with_shards_without_rows_says_so() -> None:
+    """10 rows in blocks of 2 fill five of eight ranks."""
+    tables = TableSet(
+        [EmbeddingTable(10, 64, name="a"), EmbeddingTable(64, 64, name="b")], batch=1024
+    )
+    everyone = Placement("row_wise", tuple(range(8)))
+    [told] = pk.price_plan(tables, "h100-sxm-8", Plan(8, (everyone, everyone))).warnings
+    assert told.startswith("3 shards of 'a' without rows: its 10 rows are cut into 8 blocks of one")
+    assert not pk.price_plan(tables, "h100-sxm-8", Plan(8, (0, everyone))).warnings

@@ -180,6 +180,11 @@ def test_kernels_of_tables_go_out_and_are_compared_when_they_come_in(
         entries["uvm_caching"]["cache_params"] = cache
         with refuse(f"m.uvm_caching: {fault}"):
             pk.take_kernels(taken, {"m": entries})
+    copied = {"sharding_type": "data_parallel", "compute_kernel": "fused_uvm", "ranks": [0, 1]}
+    with refuse(
+        "m.uvm: compute_kernel is 'fused_uvm' with sharding_type 'data_parallel', whose copies"
+    ):
+        pk.take_kernels(taken, {"m": {**entries, "uvm": copied}})
     with refuse("'uvm' is data_parallel, and its kernel is 'uvm'; TorchRec keeps copies in device"):
         Plan(2, (Placement("data_parallel", (0, 1)),)).to_torchrec(tables[1:2])
 

@@ -65,6 +65,12 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
     help="memory of a rank; default: that of its device",
 )
 @click.option(
+    "--reserve",
+    type=NUMBER,
+    metavar="SHARE",
+    help="share of that memory which stays free, as 0.15 in TorchRec's planner; default: 0",
+)
+@click.option(
     "--min-columns",
     type=WHOLE,
     metavar="COLUMNS",
@@ -127,6 +133,7 @@ def shard_command(
     embedding: str | None,
     optimizer: str | None,
     memory: float | None,
+    reserve: float | None,
     min_columns: int | None,
     kernels: str | None,
     split_small: bool,
@@ -150,6 +157,7 @@ def shard_command(
             _FOR_SEARCHES,
             steps=steps,
             memory=memory,
+            reserve=reserve,
             min_columns=min_columns,
             kernels=kernels,
             split_small=split_small,
@@ -178,7 +186,7 @@ def shard_command(
         answer = _measure(workload, model, platform, settings)
     else:
         settings = keep_given(seconds=seconds, steps=steps, seed=seed, split_small=split_small)
-        limits = keep_given(memory=memory, min_columns=min_columns)
+        limits = keep_given(memory=memory, reserve=reserve, min_columns=min_columns)
         if kernels is not None:
             limits["kernels"] = [kernel.strip() for kernel in kernels.split(",")]
         target = _PlanFile(out, form or "perfkit", module)

@@ -291,6 +291,8 @@ def take_printed_kernels(
     for table in tables:
         printed = kernels[id(table)]
         entry: dict[str, Any] = {"compute_kernel": printed.kernel}
+        if printed.sharding in SHARDING_TYPES:
+            entry["sharding_type"] = SHARDING_TYPES[printed.sharding]
         if printed.load_factor is not None:
             entry["cache_params"] = {"load_factor": printed.load_factor}
         with reading(origin, _WITHOUT_KERNELS):

@@ -443,6 +443,8 @@ def check_memory(problem: Problem, candidates: Candidates) -> None:
     reserved = format_bytes(problem.reserved)
     memory = format_bytes(problem.memory)
     rest = f"of the {memory} of a rank, {reserved} are taken by everything else"
+    if problem.kept_free:
+        rest += f" ({format_bytes(problem.kept_free)} of it by reserve)"
     if capacity <= 0:
         raise InfeasibleError(
             f"memory: nothing is left for tables; {rest}; give more bytes, or a smaller batch"

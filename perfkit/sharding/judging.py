@@ -140,6 +140,7 @@ def judge_plan(
     min_columns: Any = None,
     split_small: bool = False,
     kernels: Sequence[str] | None = None,
+    reserve: float = 0.0,
     progress: bool | Callable[[float, float], None] = True,
 ) -> PlanJudgement:
     """Say how good a plan is: its time, that of the best plan that a search finds, and the time that
@@ -178,6 +179,8 @@ def judge_plan(
         Where the search may put tables, see `shard`; by default they lie where the plan says, as plans of
         TorchRec and results do. A `Plan` does not say it: its tables lie where `workload` says, or with
         `kernels` as in the plan that is found.
+    reserve : float, optional
+        Share of the memory of a rank that stays free, see `shard` [-].
     progress : bool or callable, optional
         What is shown or told of the search, see `shard`.
 
@@ -224,6 +227,7 @@ def judge_plan(
         min_columns = narrow
     limits = {"memory": memory, "objective": objective, "inputs": inputs}
     limits["min_columns"] = min_columns
+    limits["reserve"] = reserve
     mine = put_kernels(workload, placed.tables)
     # a plan that says no kernels gets those of the plan that is found, if this one may choose them
     takes_found = kernels is not None and not placed.says_kernels

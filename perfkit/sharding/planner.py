@@ -84,6 +84,7 @@ def price_plan(
     objective: str = "iteration",
     inputs: str = "local",
     min_columns: Any = MIN_COLUMNS,
+    reserve: float = 0.0,
 ) -> PlanPrice:
     """Price a plan: time of an iteration, and seconds, messages and memory of every rank.
 
@@ -110,6 +111,11 @@ def price_plan(
     min_columns : int or mapping, optional
         Least columns of a shard, as `shard` has it. A plan with narrower shards has a price, too,
         whose `warnings` say so [-].
+    reserve : float, optional
+        Share of the memory of a rank that stays free for what is not counted, as the dense part of the
+        model of a set of tables. 0 by default: the memory of a GPU is quoted in GB where it has as many
+        GiB, which leaves 6.9 % of it for the CUDA context, buffers of NCCL and fragments, as in
+        `Prediction.memory`. TorchRec's planner keeps 0.15 free [-].
 
     Returns
     -------
@@ -147,7 +153,7 @@ def price_plan(
     platform_ranks = platform.network.ranks
     placed = find_plan(plan, workload.tables, ranks=ranks, platform_ranks=platform_ranks)
     workload, plan = put_kernels(workload, placed.tables), placed.plan
-    problem = set_up(workload, platform, plan.ranks, memory, objective, inputs)
+    problem = set_up(workload, platform, plan.ranks, memory, objective, inputs, reserve)
     least = read_min_columns(name_tables(workload.tables), min_columns)
     constraints = replace(problem.constraints, min_columns=least)
     problem = replace(problem, constraints=constraints)
@@ -215,6 +221,7 @@ def shard(
     inputs: str = "local",
     kernels: Sequence[str] = (FUSED.name,),
     start: Any = None,
+    reserve: float = 0.0,
     progress: bool | Callable[[float, float], None] = True,
 ) -> ShardingResult:
     """Search for the placement of embedding tables with the shortest iteration.
@@ -275,6 +282,11 @@ def shard(
     start : Plan, ShardingPlan, mapping, str, Path or sequence of str, optional
         A plan to start from, in any form that `price_plan` takes. If it keeps the constraints and
         fits, no slower plan is found. It is for the kernels of the tables as given.
+    reserve : float, optional
+        Share of the memory of a rank that stays free for what is not counted, as the dense part of the
+        model of a set of tables. 0 by default: the memory of a GPU is quoted in GB where it has as many
+        GiB, which leaves 6.9 % of it for the CUDA context, buffers of NCCL and fragments, as in
+        `Prediction.memory`. TorchRec's planner keeps 0.15 free [-].
     progress : bool or callable, optional
         Whether to show the best time so far, the bound and the gap in a line on a terminal;
         elsewhere nothing is shown. A function ``progress(done, time)`` gets the share of the work
@@ -331,7 +343,7 @@ def shard(
     True
     """
     beyond_device = read_kernels(kernels)
-    problem = set_up(workload, platform, ranks, memory, objective, inputs)
+    problem = set_up(workload, platform, ranks, memory, objective, inputs, reserve)
     if beyond_device:
 
         def search(changed: DLRM | TableSet) -> ShardingResult:
@@ -353,6 +365,7 @@ def shard(
                 split_small=split_small,
                 inputs=inputs,
                 start=start if changed.tables == workload.tables else None,
+                reserve=reserve,
                 progress=progress,
             )
 
@@ -510,14 +523,15 @@ def _note_unpooled(problem: Problem) -> tuple[str, ...]:
 def _note_full_ranks(problem: Problem, price: PlanPrice) -> list[str]:
     """That a rank has little memory left for what a set of tables does not say, in words."""
     used = float(price.memory.max()) + problem.reserved
-    is_stated = not problem.memory_of_platform or isinstance(problem.costs.workload, DLRM)
-    wanted = (1 - _LEFT_FREE) * problem.memory
-    if is_stated or not problem.costs.accelerated or used <= wanted:
+    is_stated = not problem.memory_of_platform or problem.kept_free > 0
+    is_stated |= isinstance(problem.costs.workload, DLRM)
+    is_roomy = used <= (1 - _LEFT_FREE) * problem.memory
+    if is_stated or not problem.costs.accelerated or is_roomy:
         return []
     return [
         f"the fullest rank has {format_bytes(used)} of its {format_bytes(problem.memory)} in use, and the "
         "dense part of the model, the CUDA context and buffers of NCCL are not counted; TorchRec's "
-        f"planner leaves {_LEFT_FREE:.0%} free, as memory={wanted:.3g} does"
+        f"planner leaves {_LEFT_FREE:.0%} free, as reserve={_LEFT_FREE:g} does"
     ]
 
 

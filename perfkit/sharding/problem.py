@@ -472,7 +472,7 @@ class Problem:
     capacity : float
         Memory of a rank for tables; 0 where everything else alone does not fit [B].
     reserved : float
-        Memory of a rank that everything else takes [B].
+        Memory of a rank that everything else takes, with what is kept free [B].
     memory : float
         Memory of a rank [B].
     device_seconds, host_seconds : float
@@ -487,6 +487,8 @@ class Problem:
         Why the platform cannot price the other kinds of messages.
     memory_of_platform : bool
         Whether the memory of a rank is that of the platform, as nobody gave it.
+    kept_free : float
+        Memory of a rank that stays free for what is not counted [B].
     """
 
     costs: Costs
@@ -502,6 +504,7 @@ class Problem:
     host_seconds_of_message: Mapping[Resource, float] = field(default_factory=dict)
     missing_models: Mapping[Resource, str] = field(default_factory=dict)
     memory_of_platform: bool = False
+    kept_free: float = 0.0
 
     def find_loads(self, costs: Array) -> Array:
         """Loads by `Resource` from costs by `Cost` [s or B]; the additive objective puts all seconds

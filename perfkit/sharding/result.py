@@ -419,6 +419,32 @@ def note_narrow_shards(problem: Problem, plan: Plan) -> tuple[str, ...]:
     return (text,)
 
 
+def _note_empty_shards(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Tables split by rows of which some ranks get none, in words."""
+    tables = problem.costs.workload.tables
+    empty: dict[int, int] = {}
+    for number, placement in enumerate(plan.placements):
+        if not placement.traits.splits_rows:
+            continue
+        # as in `Placement.cut`
+        rows, blocks = tables[number].rows, len(placement.ranks)
+        height = -(-rows // blocks)
+        filled = -(-rows // height)
+        if filled < blocks:
+            empty[number] = blocks - filled
+    if not empty:
+        return ()
+    first = next(iter(empty))
+    text = (
+        f"{format_count(empty[first], 'shard')} of {name_tables(tables)[first]!r} without rows: its "
+        f"{tables[first].rows} rows are cut into {len(plan.placements[first].ranks)} blocks of one height; "
+        "FBGEMM's kernels failed on such shards on a CPU; place it on fewer ranks, or in another way"
+    )
+    if len(empty) > 1:
+        text = f"{text}; so have {format_count(len(empty) - 1, 'other table')}"
+    return (text,)
+
+
 def _note_full_host(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """The rank whose tables in host memory need more than its share of that, in words."""
     workload = problem.costs.workload
@@ -471,6 +497,7 @@ def price_checked_plan(problem: Problem, plan: Plan) -> PlanPrice:
         parts,
         (
             *note_narrow_shards(problem, plan),
+            *_note_empty_shards(problem, plan),
             *_note_full_host(problem, plan),
             *note_other_device(problem.costs.workload.tables, problem.costs.platform),
         ),
@@ -883,7 +910,10 @@ class ShardingResult(Tabular):
         memory = f"  memory of tables: {least} to {most} a rank, of {format_bytes(price.capacity)}"
         if problem.memory_of_platform:
             of_rank, reserved = format_bytes(problem.memory), format_bytes(price.reserved)
-            memory += f" (a rank of the platform has {of_rank}; everything else takes {reserved})"
+            memory += f" (a rank of the platform has {of_rank}; everything else takes {reserved}"
+            if problem.kept_free:
+                memory += f", of which {format_bytes(problem.kept_free)} are kept free"
+            memory += ")"
         lines.append(memory)
         lines += self._explain_baselines()
         if self.interrupted:

@@ -33,6 +33,8 @@ from perfkit.workloads.placement_kinds import PLACEMENT_KINDS, WHOLE
 from perfkit.workloads.sizes import alter, check_ranks
 from perfkit.workloads.tables import TableSet
 
+#: Largest share of the memory of a rank that may stay free [-].
+_LARGEST_RESERVE = 0.95
 #: Smallest size of a message in a curve, the least that the largest one is, and how many there are
 #: [B, B, -].
 _SMALLEST_MESSAGE, _LARGEST_MESSAGE, _SIZES = 64.0, 1e6, 640
@@ -77,8 +79,10 @@ def set_up(
     memory: float | None,
     objective: str,
     inputs: str,
+    reserve: float = 0.0,
 ) -> Problem:
-    """Check what was given and make a placement problem of it; `memory` is that of a rank [B]."""
+    """Check what was given and make a placement problem of it; `memory` is that of a rank [B], of
+    which the share `reserve` stays free [-]."""
     check_type("workload", workload, DLRM | TableSet)
     loaded = load_platform(platform)
     _check_nodes(workload, loaded, ranks)
@@ -111,7 +115,9 @@ def set_up(
         raise ValueError(f"platform {loaded.name!r} states no memory; give memory in bytes")
     check_kernels(workload.tables, loaded, embedding=workload.embedding)
     costs = Costs(workload, loaded, ranks)
-    reserved = _find_reserved_memory(workload, costs)
+    check_positive("reserve", reserve, zero=True, maximum=_LARGEST_RESERVE)
+    kept_free = float(reserve) * rank_memory
+    reserved = _find_reserved_memory(workload, costs) + kept_free
     problem = Problem(
         costs,
         Constraints(np.arange(len(workload.tables))),
@@ -120,6 +126,7 @@ def set_up(
         reserved=reserved,
         memory=rank_memory,
         memory_of_platform=memory is None,
+        kept_free=kept_free,
     )
     if not problem.objective.has_messages:
         return problem

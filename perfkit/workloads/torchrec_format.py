@@ -9,7 +9,7 @@ from typing import Any
 
 from perfkit.ground.files import reading
 from perfkit.ground.units import check_choice, check_positive, check_type, escape, show
-from perfkit.workloads.placement_kinds import PlacementKind
+from perfkit.workloads.placement_kinds import COPIED, PlacementKind
 from perfkit.workloads.table_kernels import (
     FUSED,
     KEY_VALUE,
@@ -268,6 +268,11 @@ def read_kernel(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> 
         return table
     check_choice(f"{place}: compute_kernel", kernel, KERNELS)
     found = KERNELS[kernel]
+    if entry.get("sharding_type") == COPIED.torchrec_name and found.name != FUSED.name:
+        raise ValueError(
+            f"{place}: compute_kernel is {kernel!r} with sharding_type 'data_parallel', whose copies TorchRec "
+            f"keeps in device memory; take {DENSE!r}, or another sharding_type"
+        )
     cache = entry.get("cache_params", {})
     check_type(f"{place}: cache_params", cache, Mapping)
     load_factor = table.load_factor if found.name == table.kernel else None
