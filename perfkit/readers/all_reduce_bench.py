@@ -12,6 +12,7 @@ from typing import NamedTuple
 from perfkit.ground.units import escape
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
+    NO_LAUNCH,
     CollectiveRow,
     Launch,
     Measurements,
@@ -74,7 +75,7 @@ def read_all_reduce_bench(text: str, file: str) -> Measurements:
         Rows of all_reduce, and the first line that does not fit.
     """
     found = Measurements()
-    launch: Launch | None = None
+    launch = NO_LAUNCH
     operation = "all_reduce"
     ranks: int | None = None
     payload: float | None = None  # of the older version [B]
@@ -121,12 +122,12 @@ def _read_row(line: int, text: str) -> _Printed:
 
 
 def _add_table(
-    found: Measurements, table: list[_Printed], ranks: int | None, launch: Launch | None
+    found: Measurements, table: list[_Printed], ranks: int | None, launch: Launch
 ) -> None:
     """Add the rows of a table with their ranks, from its title, the command or the rates."""
     if not table:
         return
-    if ranks is None and launch is not None:
+    if ranks is None:
         ranks = launch.ranks
     if ranks is None:
         ranks = find_ranks("all_reduce", [row.rates for row in table])
@@ -146,15 +147,14 @@ def _add_table(
 
 
 def _make_row(
-    line: int, text: str, nbytes: int, seconds: float, ranks: int, launch: Launch | None
+    line: int, text: str, nbytes: int, seconds: float, ranks: int, launch: Launch
 ) -> CollectiveRow:
     """A row of the frame: the benchmark exchanges fp32 in place."""
-    nodes = launch.nodes if launch is not None and launch.ranks in (None, ranks) else None
     return CollectiveRow(
         line,
         "all_reduce",
         check_ranks(line, text, ranks),
-        nodes,
+        launch.find_nodes(ranks),
         "fp32",
         "sum",
         nbytes,

@@ -105,6 +105,12 @@ class Launch(NamedTuple):
     ranks: int | None  # None where the command does not say it [-]
     nodes: int | None  # None where the command does not say it [-]
 
+    def find_nodes(self, ranks: int) -> int | None:
+        """Nodes of a table of so many ranks; None where the command started others [-]."""
+        if self.nodes is None or self.ranks not in (None, ranks) or ranks % self.nodes:
+            return None
+        return self.nodes
+
 
 class Program(NamedTuple):
     """Which benchmark wrote a log, and what its times are of."""
@@ -112,6 +118,10 @@ class Program(NamedTuple):
     name: str
     has_waits: bool = False  # they hold how long ranks waited for each other
     on_hosts: bool = False  # it exchanged memory of hosts, and no GPU took part
+
+
+#: What is known of a run without a command.
+NO_LAUNCH = Launch(None, None)
 
 
 class CollectiveRow(NamedTuple):

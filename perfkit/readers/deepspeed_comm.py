@@ -16,6 +16,7 @@ from typing import NamedTuple
 from perfkit.models.collectives import COLLECTIVES, bus_factor
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
+    NO_LAUNCH,
     UNKNOWN_DTYPE,
     CollectiveRow,
     Launch,
@@ -55,6 +56,8 @@ _CASE_UNITS = re.compile(r"Duration( \(us\))?\s+Throughput \((Gbps|GBps)\)")
 #: Operations that its ranks do not do alike, so that a row is no collective of nccl-tests.
 _LEFT_OUT = {"send", "recv", "isend", "irecv", "pt2pt", "barrier", "gather", "scatter"}
 _ALIASES = {"inference_all_reduce": "all_reduce", "all_reduce_coalesced": "all_reduce"}
+#: Operations whose busbw / throughput is (p - 1) / p; that of a broadcast was so in old versions.
+_TELLING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 #: Half of the last printed digit of a time in a summary [ms].
 _HALF = 0.005
 #: Largest error of a time by its printed digits [-].
@@ -99,7 +102,7 @@ def read_summary(text: str, file: str) -> Measurements:
     """
     found = Measurements()
     summaries: list[_Summary] = []
-    launch: Launch | None = None
+    launch = NO_LAUNCH
     rows: dict[str, list[_Entry]] | None = None
     name = ""
     try:
@@ -135,19 +138,19 @@ def _read_entry(line: int, text: str, rows: dict[str, list[_Entry]], summary: _S
     return _Entry(line, text, nbytes, calls, float(row[4]), float(row[5]), rates)
 
 
-def _add_summary(found: Measurements, summary: _Summary, launch: Launch | None) -> None:
+def _add_summary(found: Measurements, summary: _Summary, launch: Launch) -> None:
     """Add the rows of a summary."""
     found.has_waits = not summary.apart
     rates = [
         entry.rates
         for name, entries in summary.entries.items()
         for entry in entries
-        if entry.rates is not None and _spell(name) in ("all_reduce", "all_gather", "all_to_all")
+        if entry.rates is not None and _spell(name) in _TELLING
     ]
     # its rates are those of as many ranks as the job has, whatever the group
     ranks = find_ranks("all_gather", rates)
     if ranks is None:
-        ranks = launch.ranks if launch else None
+        ranks = launch.ranks
     left_out: list[str] = []
     coarse = 0
     for name, entries in (summary.apart or summary.entries).items():
@@ -184,7 +187,7 @@ def _spell(name: str) -> str | None:
     return spell_operation(_ALIASES.get(name, name))
 
 
-def _make_row(entry: _Entry, operation: str, ranks: int, launch: Launch | None) -> CollectiveRow:
+def _make_row(entry: _Entry, operation: str, ranks: int, launch: Launch) -> CollectiveRow:
     """A row of a summary in the convention of nccl-tests."""
     ranks = check_ranks(entry.line, entry.text, ranks)
     mean = entry.total / entry.calls if _agrees(entry) else entry.mean
@@ -193,7 +196,7 @@ def _make_row(entry: _Entry, operation: str, ranks: int, launch: Launch | None) 
         entry.line,
         operation,
         ranks,
-        launch.nodes if launch else None,
+        launch.find_nodes(ranks),
         UNKNOWN_DTYPE,
         "sum" if COLLECTIVES[operation].reduces else None,
         read_size(entry.line, entry.text, entry.nbytes, times=times),
@@ -240,7 +243,7 @@ def read_benchmark(text: str, file: str) -> Measurements:
         left out.
     """
     found = Measurements()
-    launch: Launch | None = None
+    launch = NO_LAUNCH
     name = ""
     ranks = 0
     in_gigabits = True
@@ -281,7 +284,7 @@ class _Case(NamedTuple):
     in_gigabits: bool  # rates are in Gbps, not in GBps
 
 
-def _read_case(case: _Case, launch: Launch | None) -> CollectiveRow:
+def _read_case(case: _Case, launch: Launch) -> CollectiveRow:
     """One row of a table of a benchmark."""
     row = _CASE.search(case.text)
     if row is None:
@@ -300,7 +303,7 @@ def _read_case(case: _Case, launch: Launch | None) -> CollectiveRow:
         case.line,
         case.operation,
         ranks,
-        launch.nodes if launch else None,
+        launch.find_nodes(ranks),
         UNKNOWN_DTYPE,
         "sum" if COLLECTIVES[case.operation].reduces else None,
         nbytes,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from perfkit.models.collectives import COLLECTIVES
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
+    NO_LAUNCH,
     CollectiveRow,
     Launch,
     Measurements,
@@ -64,7 +65,7 @@ def read_hccl(text: str, file: str) -> Measurements:
         Its rows, and the first line that does not fit.
     """
     found = Measurements()
-    launch: Launch | None = None
+    launch = NO_LAUNCH
     test = _name_test(file)
     failed: list[int] = []
     is_open = False
@@ -129,7 +130,7 @@ def _read_test(program: re.Match[str]) -> _Test | None:
 
 
 def _make_row(
-    line: int, text: str, row: re.Match[str], test: _Test | None, launch: Launch | None
+    line: int, text: str, row: re.Match[str], test: _Test | None, launch: Launch
 ) -> CollectiveRow:
     """One printed row with what its command says."""
     if test is None:
@@ -139,10 +140,10 @@ def _make_row(
             "no command names the operation; put its name into the name of the file, such as "
             "all_reduce.log",
         )
-    if launch is None or launch.ranks is None:
+    if launch.ranks is None:
         raise MisfitError(line, text, NAME_RANKS)
     ranks = check_ranks(line, text, launch.ranks)
-    nodes = launch.nodes
+    nodes = launch.find_nodes(ranks)
     if nodes is None and test.local and ranks % test.local == 0:
         nodes = ranks // test.local
     nbytes = read_size(line, text, row[1])

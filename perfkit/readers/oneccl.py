@@ -12,7 +12,9 @@ import re
 
 from perfkit.models.collectives import COLLECTIVES
 from perfkit.readers.collective_rows import (
+    NO_LAUNCH,
     CollectiveRow,
+    Launch,
     Measurements,
     MisfitError,
     check_ranks,
@@ -57,14 +59,11 @@ def read_oneccl(text: str, file: str) -> Measurements:
     """
     found = Measurements()
     about: dict[str, str] = {}
-    nodes: int | None = None
+    launch = NO_LAUNCH
     is_open = False
     try:
         for line, content in number_lines(text):
-            launch = read_launch(content)
-            if launch is not None:
-                nodes = launch.nodes
-                continue
+            launch = read_launch(content) or launch
             statement = _ABOUT.search(content)
             if statement is not None:
                 about[statement["name"].replace("datatype", "dtype")] = statement["value"].strip()
@@ -76,7 +75,7 @@ def read_oneccl(text: str, file: str) -> Measurements:
                 found.on_hosts = found.on_hosts or about.get("backend") == "host"
                 continue
             if is_open and _START.search(content):
-                found.rows.append(_read_row(line, content, about, nodes))
+                found.rows.append(_read_row(line, content, about, launch))
     except MisfitError as error:
         found.misfit = error
     if found.on_hosts:
@@ -109,7 +108,7 @@ def _drop_v(name: str) -> str:
     return "allgather" if name == "allgatherv" else name
 
 
-def _read_row(line: int, text: str, about: dict[str, str], nodes: int | None) -> CollectiveRow:
+def _read_row(line: int, text: str, about: dict[str, str], launch: Launch) -> CollectiveRow:
     """One printed row."""
     start = _START.search(text)
     row = _ROW.match(start[1]) if start else None
@@ -121,7 +120,7 @@ def _read_row(line: int, text: str, about: dict[str, str], nodes: int | None) ->
         line,
         operation,
         ranks,
-        nodes,
+        launch.find_nodes(ranks),
         spell_dtype(about.get("dtype", "float32")),
         about.get("reduction", "sum").split(",")[0] if COLLECTIVES[operation].reduces else None,
         read_size(line, text, row[1], times=ranks if operation in _BY_PART else 1),

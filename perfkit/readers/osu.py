@@ -12,6 +12,7 @@ import re
 from perfkit.models.collectives import COLLECTIVES
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
+    NO_LAUNCH,
     CollectiveRow,
     Launch,
     Measurements,
@@ -51,7 +52,7 @@ def read_osu(text: str, file: str) -> Measurements:
         Their rows, and the first line that does not fit.
     """
     found = Measurements()
-    launch: Launch | None = None
+    launch = NO_LAUNCH
     operation: str | None = None
     dtype = "int8"
     try:
@@ -95,14 +96,12 @@ def _read_title(line: int, text: str, head: re.Match[str]) -> str:
     return operation
 
 
-def _read_row(
-    line: int, text: str, operation: str, dtype: str, launch: Launch | None
-) -> CollectiveRow:
+def _read_row(line: int, text: str, operation: str, dtype: str, launch: Launch) -> CollectiveRow:
     """One printed row."""
     row = _ROW.search(text)
     if row is None:
         raise MisfitError(line, text, "the row is not complete")
-    if launch is None or launch.ranks is None:
+    if launch.ranks is None:
         raise MisfitError(line, text, NAME_RANKS)
     ranks = check_ranks(line, text, launch.ranks)
     times = ranks if operation in _BY_PART else 1
@@ -110,7 +109,7 @@ def _read_row(
         line,
         operation,
         ranks,
-        launch.nodes,
+        launch.find_nodes(ranks),
         dtype,
         "sum" if COLLECTIVES[operation].reduces else None,
         read_size(line, text, row[1], times=times),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from perfkit.models.collectives import COLLECTIVES
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
+    NO_LAUNCH,
     CollectiveRow,
     Launch,
     Measurements,
@@ -67,7 +68,7 @@ def read_param(text: str, file: str) -> Measurements:
         operations and between two ranks are left out.
     """
     found = Measurements()
-    launch: Launch | None = None
+    launch = NO_LAUNCH
     printed: list[_Printed] = []
     left_out = 0
     has_pairs = False
@@ -127,12 +128,12 @@ def _read_result(line: int, text: str, operation: str, result: re.Match[str]) ->
     )
 
 
-def _add_rows(found: Measurements, printed: list[_Printed], launch: Launch | None) -> None:
+def _add_rows(found: Measurements, printed: list[_Printed], launch: Launch) -> None:
     """Add results with their ranks, from the environment or from their figures."""
     by_operation: dict[str, list[PrintedRates]] = {}
     for result in printed:
         by_operation.setdefault(result.operation, []).append(result.rates)
-    ranks = launch.ranks if launch else None
+    ranks = launch.ranks
     for operation, rates in by_operation.items():
         ranks = ranks or find_ranks(operation, rates)
     for result in printed:
@@ -149,7 +150,7 @@ def _add_rows(found: Measurements, printed: list[_Printed], launch: Launch | Non
                 result.line,
                 result.operation,
                 checked,
-                launch.nodes if launch else None,
+                launch.find_nodes(ranks),
                 result.dtype,
                 "sum" if COLLECTIVES[result.operation].reduces else None,
                 result.nbytes,
