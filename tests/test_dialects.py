@@ -286,6 +286,17 @@ def test_files_of_rccl_tests_and_mscclpp() -> None:
     assert len(quietly(RCCL_JSON[:-60], partial=True)) == 1
 
 
+#: Benchmarks whose times are not those of nccl-tests over NCCL.
+UNLIKE = {
+    "oneCCL's benchmark",
+    "oneCCL's benchmark (CSV)",
+    "HCCL Test",
+    "OSU micro-benchmarks",
+    "DeepSpeed's communication logger",
+    "mscclpp-test (JSON)",
+}
+
+
 @pytest.mark.parametrize("name", EACH)
 def test_cut_texts_keep_what_is_before(name: str, tmp_path: Path) -> None:
     """Lines before, prefixes of launchers, Windows' ends of lines and colours change nothing."""
@@ -302,7 +313,8 @@ def test_cut_texts_keep_what_is_before(name: str, tmp_path: Path) -> None:
         logs = read_logs(tmp_path)
     assert len(logs.rows) == len(whole)
     assert logs.programs["all_reduce.results"].name == name
-    assert logs.programs["all_reduce.results"].has_waits == ("logger" in name)
+    unlike = logs.programs["all_reduce.results"].unlike
+    assert (unlike is None) == (name not in UNLIKE), unlike
 
 
 def test_tables_of_rccl_tests(tmp_path: Path) -> None:
@@ -376,6 +388,23 @@ def test_calibrate_takes_each_without_being_told(tmp_path: Path) -> None:
     platform = pk.calibrate(nccl_logs=tmp_path / "a.log", base="h100-sxm-8")
     took = float(platform.collective_time("all_reduce", 2.0**27, ranks=8))
     assert took == pytest.approx(times[-1], rel=0.02)
+    notes = " ".join(platform.collectives["all_reduce.8"].notes)
+    assert "a.log is of OSU micro-benchmarks: its operations are those of MPI" in notes
     frame = read_nccl_tests(tmp_path)
     assert frame["busbw"][-1] == pytest.approx(2 * 7 / 8 * sizes[-1] / times[-1], rel=1e-4)
     assert frame.schema["nodes"] == pl.Int64
+
+
+def test_diagnoses_do_not_judge_other_libraries(tmp_path: Path) -> None:
+    """What NCCL gives is expected of NCCL alone, and not of times that hold waiting."""
+    path = tmp_path / "a.log"
+    for name, word in (
+        ("OSU micro-benchmarks", "those of MPI, not of NCCL"),
+        ("DeepSpeed's communication logger", "ranks waited for each other"),
+    ):
+        path.write_text(EACH[name])
+        found = pk.diagnose(path, "h100-sxm-8")
+        assert found.ok is None
+        assert word in found.headline()
+    path.write_text(ALL_REDUCE_BENCH)
+    assert pk.diagnose(path).ok is True  # PyTorch's NCCL on named devices

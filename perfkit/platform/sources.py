@@ -971,7 +971,7 @@ def _add_logs(
         for note in fit.notes:
             if note.startswith(MISSES):
                 warnings.warn(f"{key}: {note}", stacklevel=3)
-    found = _note_settings(found, fits, read.settings)
+    found = _note_files(found, fits, _describe_files(read))
     used = set(chain.from_iterable(fit.sources for fit in fits.values()))
     formats = _list_formats(frame)
     unused = frame.filter(~pl.col("file").is_in(list(used))).sort("file", maintain_order=True)
@@ -982,19 +982,29 @@ def _add_logs(
     return found
 
 
-def _note_settings(
-    platform: Platform, fits: Mapping[str, CollectiveModel], settings: Mapping[str, str]
+def _describe_files(read: NcclLogs) -> dict[str, str]:
+    """What must be known of curves of a log: that its run was told how to exchange, or that its times
+    are not those of nccl-tests."""
+    notes = {
+        file: f"{file} was recorded with {settings}: the curve holds for jobs with it"
+        for file, settings in read.settings.items()
+    }
+    for file, program in read.programs.items():
+        if program.unlike is not None:
+            note = f"{file} is of {program.name}: {program.unlike}"
+            notes[file] = f"{notes[file]}; {note}" if file in notes else note
+    return notes
+
+
+def _note_files(
+    platform: Platform, fits: Mapping[str, CollectiveModel], notes: Mapping[str, str]
 ) -> Platform:
-    """Add a note to each curve of a log whose run was told how to exchange."""
+    """Add the notes on files to each curve that comes from them."""
     noted = {}
     for key, fit in fits.items():
-        notes = [
-            f"{file} was recorded with {settings[file]}: the curve holds for jobs with it"
-            for file in fit.sources
-            if file in settings
-        ]
-        if notes:
-            noted[key] = replace(fit, notes=(*fit.notes, *notes))
+        added = [notes[file] for file in fit.sources if file in notes]
+        if added:
+            noted[key] = replace(fit, notes=(*fit.notes, *added))
     return replace(platform, collectives={**platform.collectives, **noted}) if noted else platform
 
 

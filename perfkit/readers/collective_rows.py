@@ -116,8 +116,7 @@ class Program(NamedTuple):
     """Which benchmark wrote a log, and what its times are of."""
 
     name: str
-    has_waits: bool = False  # they hold how long ranks waited for each other
-    on_hosts: bool = False  # it exchanged memory of hosts, and no GPU took part
+    unlike: str | None = None  # why they are not those of nccl-tests over NCCL, in words
 
 
 #: What is known of a run without a command.
@@ -145,8 +144,7 @@ class Measurements:
     rows: list[CollectiveRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what a reader must know of it
     misfit: MisfitError | None = None  # the first line that does not fit
-    has_waits: bool = False  # its times hold how long ranks waited for each other
-    on_hosts: bool = False  # it exchanged memory of hosts, and no GPU took part
+    unlike: str | None = None  # why its times are not those of nccl-tests over NCCL, in words
     devices: tuple[str, ...] = ()  # names of devices, sorted
 
 

@@ -140,7 +140,12 @@ def _read_entry(line: int, text: str, rows: dict[str, list[_Entry]], summary: _S
 
 def _add_summary(found: Measurements, summary: _Summary, launch: Launch) -> None:
     """Add the rows of a summary."""
-    found.has_waits = not summary.apart
+    has_waits = not summary.apart
+    found.unlike = (
+        "its times are of training and hold how long ranks waited for each other"
+        if has_waits
+        else "its times are of training, and the ranks of each operation are not known"
+    )
     rates = [
         entry.rates
         for name, entries in summary.entries.items()
@@ -173,6 +178,11 @@ def _add_summary(found: Measurements, summary: _Summary, launch: Launch) -> None
                 found.misfit = found.misfit or error
                 return
     _add_notes(found, left_out, coarse, ranks)
+    if found.rows and has_waits:
+        found.notes.append(
+            "its times are of training: they hold how long ranks waited for each other; "
+            "log_summary(show_straggler=True) tells them apart"
+        )
 
 
 def _agrees(entry: _Entry) -> bool:
@@ -218,11 +228,6 @@ def _add_notes(
         found.notes.append(
             f"DeepSpeed counts with all {ranks} ranks of the job; rows of smaller groups are not "
             "theirs"
-        )
-    if found.rows and found.has_waits:
-        found.notes.append(
-            "its times are of training: they hold how long ranks waited for each other; "
-            "log_summary(show_straggler=True) tells them apart"
         )
 
 

@@ -101,8 +101,8 @@ FOREIGN = (
     Foreign(
         "nvbandwidth",
         re.compile(r"nvbandwidth Version|\"nvbandwidth\"\s*:|memcpy (?:CE|SM) [CG]PU\(row\)"),
-        "rates of links between GPUs and hosts, which perfkit.readers.nvbandwidth.read_nvbandwidth "
-        f"reads; {_RUN_COLLECTIVES}",
+        "rates of links between GPUs and hosts; perfkit.readers.nvbandwidth.read_nvbandwidth reads "
+        f"it; for collectives {_RUN_COLLECTIVES}",
     ),
     Foreign(
         "perftest (ib_write_bw and its like)",

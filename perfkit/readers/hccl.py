@@ -64,7 +64,7 @@ def read_hccl(text: str, file: str) -> Measurements:
     found : Measurements
         Its rows, and the first line that does not fit.
     """
-    found = Measurements()
+    found = Measurements(unlike="its operations are those of HCCL, not of NCCL")
     launch = NO_LAUNCH
     test = _name_test(file)
     failed: list[int] = []

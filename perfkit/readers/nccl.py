@@ -435,7 +435,7 @@ def _read_dialect(dialect: Dialect, file: str, text: str) -> _Content:
         unequal="",
         settings=settings,
         facts=facts,
-        program=Program(dialect.name, found.has_waits, found.on_hosts),
+        program=Program(dialect.name, found.unlike),
         devices=found.devices,
     )
 

@@ -35,6 +35,7 @@ _ABOUT = re.compile(
     r"(?P<name>Benchmarking|#processes|buf_count|backend|inplace|dtype|datatype|reduction)"
     r"[ \t]{0,20}:(?P<value>[^\r\n]*)"
 )
+_UNLIKE = "its operations are those of oneCCL, not of NCCL"
 _FIGURE = r"\d{1,18}(?:\.\d+)?"
 _ROW = re.compile(
     rf"(\d{{1,18}})\s+\d{{1,9}}\s+{_FIGURE}\s+{_FIGURE}\s+({_FIGURE})\s+(?:{_FIGURE}|-?nan|inf)(?:\s+{_FIGURE})?\s*$"
@@ -57,7 +58,8 @@ def read_oneccl(text: str, file: str) -> Measurements:
     found : Measurements
         Its rows, and the first line that does not fit.
     """
-    found = Measurements()
+    found = Measurements(unlike=_UNLIKE)
+    on_hosts = False
     about: dict[str, str] = {}
     launch = NO_LAUNCH
     is_open = False
@@ -72,13 +74,13 @@ def read_oneccl(text: str, file: str) -> Measurements:
             if HEAD.search(content):
                 _check_head(line, content, about)
                 is_open = True
-                found.on_hosts = found.on_hosts or about.get("backend") == "host"
+                on_hosts = on_hosts or about.get("backend") == "host"
                 continue
             if is_open and _START.search(content):
                 found.rows.append(_read_row(line, content, about, launch))
     except MisfitError as error:
         found.misfit = error
-    if found.on_hosts:
+    if on_hosts:
         found.notes.append("its backend is host: no GPU took part; run it with --backend sycl")
     return found
 
@@ -144,7 +146,7 @@ def read_oneccl_csv(text: str, file: str) -> Measurements:
     found : Measurements
         Its rows, and the first line that does not fit.
     """
-    found = Measurements()
+    found = Measurements(unlike=_UNLIKE)
     columns: list[str] = []
     try:
         for line, content in number_lines(text):

@@ -55,6 +55,7 @@ def read_osu(text: str, file: str) -> Measurements:
     launch = NO_LAUNCH
     operation: str | None = None
     dtype = "int8"
+    on_hosts = False
     try:
         for line, content in number_lines(text):
             launch = read_launch(content) or launch
@@ -63,7 +64,9 @@ def read_osu(text: str, file: str) -> Measurements:
             columns = _COLUMNS.search(content)
             if head is not None:
                 operation, dtype = _read_title(line, content, head), "int8"
-                found.on_hosts = found.on_hosts or head["library"] == "MPI"
+                if head["library"].startswith("MPI"):
+                    found.unlike = "its operations are those of MPI, not of NCCL"
+                on_hosts = on_hosts or head["library"] == "MPI"
             elif named is not None:
                 dtype = spell_dtype(named[1])
             elif columns is not None and columns["first"] is None:
@@ -74,7 +77,7 @@ def read_osu(text: str, file: str) -> Measurements:
                 found.rows.append(_read_row(line, content, operation, dtype, launch))
     except MisfitError as error:
         found.misfit = error
-    if found.on_hosts:
+    if on_hosts:
         found.notes.append(
             "its title says MPI alone: the buffers were in host memory, and no GPU took part; run it "
             "with -d cuda or -d rocm"

@@ -114,6 +114,8 @@ def read_rccl_json(text: str, file: str) -> Measurements:
             except (ValueError, RecursionError):
                 raise MisfitError(line, content, "the record is cut off or is no JSON") from None
             small = {str(name).lower(): value for name, value in fields.items()}
+            if "kernel" in small:
+                found.unlike = "its operations are those of MSCCL++, not of NCCL"
             _add_result(found, _Result(line, content, small))
     except MisfitError as error:
         found.misfit = error
