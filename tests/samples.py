@@ -346,6 +346,41 @@ def write_old_log() -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_report() -> str:
+    """A reduce_scatter of 4 GPUs in one node as nccl-tests 2.17 and later report it with -J."""
+    factor = float(bus_factor("reduce_scatter", 4))
+    results = []
+    for power in (10, 15, 20, 25, 30):
+        result = {"size": 2**power, "count": 2**power // 4, "type": "float", "redop": "sum"}
+        result["root"] = "    -1"
+        for half, slower in (("out_of_place", 1.0), ("in_place", 1.1)):
+            seconds = slower * LATENCY + 2**power / RATE
+            algbw = 2**power / seconds / 1e9
+            figures = {"time": 1e6 * seconds, "alg_bw": algbw, "bus_bw": factor * algbw}
+            result[half] = {name: round(value, 6) for name, value in figures.items()}
+            result[half]["nwrong"] = 0.0
+        results.append(result)
+    devices = []
+    for rank in range(4):
+        place = {"rank": rank, "group": 0, "pid": 4000 + rank, "hostname": "node-0"}
+        device = {"device": rank, "device_hex": f"0000:{16 + rank:02x}:00"}
+        devices.append({**place, **device, "device_info": "Invented GPU 80GB"})
+    report = {
+        "version": 2,
+        "start_time": "2031-05-06 07:08:09",
+        "args": ["./build/reduce_scatter_perf", "-b", "1K", "-e", "1G", "-f", "32", "-J", "r.json"],
+        "env": ["NCCL_DEBUG=WARN"],
+        "nccl_version": 22603,
+        "config": {"nthreads": 1, "ngpus": 1, "iterations": 20, "devices": devices},
+        "results": results,
+        "out_of_bounds": {"count": 0, "okay": "true"},
+        "average_bus_bandwidth": {"bandwidth": 33.3, "okay": "unchecked"},
+        "errors": [],
+        "end_time": "2031-05-06 07:08:19",
+    }
+    return json.dumps(report, indent=1) + "\n"
+
+
 # -- tables, recorded indices and the kernel database
 # --------------------------------------------------------------------------------------------------
 
@@ -439,6 +474,7 @@ def write_all(folder: Path) -> None:
         "all_reduce_8_gpus.log": write_new_log(),
         "rccl_two_nodes.log": write_rccl_log(),
         "old_4_gpus.alltoall.log": write_old_log(),
+        "reduce_scatter_4_gpus.json": write_report(),
         "step_of_2021.kineto.json": write_old(ranks[0]),
         "step_rank0.schema_1_0.et.json": write_flat(ranks[0]),
         "tables.csv": TABLES,

@@ -301,6 +301,7 @@ SAMPLES = {
     "all_reduce_8_gpus.log": (["all_reduce"], 8, 1, "Invented GPU 80GB"),
     "rccl_two_nodes.log": (["all_gather", "reduce_scatter"], 16, 2, "Invented accelerator"),
     "old_4_gpus.alltoall.log": (["all_to_all"], 4, 1, "Invented GPU 16GB"),
+    "reduce_scatter_4_gpus.json": (["reduce_scatter"], 4, 1, "Invented GPU 80GB"),
 }
 
 
@@ -324,7 +325,7 @@ def test_a_sample_says_what_it_was_written_from(name: str) -> None:
 def test_a_folder_of_samples_is_read_as_one_frame() -> None:
     frame = read_nccl_tests(samples.FOLDER)
     assert set(frame["file"]) == set(SAMPLES)
-    assert len(frame) == 10 + 12 + 6
+    assert len(frame) == 10 + 12 + 6 + 10
 
 
 # -- logs of other people
@@ -554,7 +555,10 @@ ROW = BARE.row(2**20, 1e-3, 1e-3)
             "# nThread 1 nGpus 8 minBytes 8\nfailure",
             "line 2 .* ends before '# Avg bus bandwidth' closes .* line 1",
         ),
-        (TEXT.replace("  time", "  cputime"), "line 14 .* other columns; run the test without -C"),
+        (
+            TEXT.replace("  time", "  cputime"),
+            "line 14 .* the host alone .cputime.; run the test without -C",
+        ),
         (
             TEXT.replace("# Avg", "#").replace("# Out", "#"),
             "line 21 .* ends before .* closes the table of line 3",

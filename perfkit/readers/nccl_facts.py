@@ -745,6 +745,7 @@ _TAKERS: dict[str, _Taker] = {
     "comm": _Collector._take_communicator,
     "ncclCommInitRank": _Collector._take_communicator,
     "ncclCommInitRankConfig": _Collector._take_communicator,
+    "ncclCommInitRankScalable": _Collector._take_communicator,
     "ncclCommInitAll": _Collector._take_communicator,
     "Pattern": _Collector._take_graph,
     "NCCL": _Collector._take_version,

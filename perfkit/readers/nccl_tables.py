@@ -309,7 +309,10 @@ def _feed(tables: list[Table], line: int, text: str) -> None:
     header = HEADER.search(text)
     if header is not None:
         if not _begin(tables, line, text, header=True).read_header(header.group()):
-            raise MisfitError(line, text, "the table has other columns; run the test without -C")
+            reason = "the table has other columns"
+            if "cputime" in text:
+                reason = "its times are those of the host alone (cputime)"
+            raise MisfitError(line, text, f"{reason}; run the test without -C")
         return
     if _ANCIENT.search(text):
         raise MisfitError(line, text, _OLD)
