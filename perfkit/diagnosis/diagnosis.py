@@ -111,8 +111,9 @@ def _list_runs(read: NcclLogs) -> list[tuple[LogFacts, pl.DataFrame]]:
             & (pl.col("nbytes") > 0)
             & (pl.col("seconds") > 0)
         )
-        if len(rows):
-            runs.append((facts, rows))
+        # other benchmarks than nccl-tests have facts for the whole file
+        for run in rows.partition_by("operation", "ranks", "nodes", maintain_order=True):
+            runs.append((facts, run))
     if not runs:
         raise ValueError("no row of the logs has bytes and a time; name other logs")
     return runs
@@ -133,7 +134,8 @@ def _judge(
         reason = explain_unknown(system, case.operation, platform)
     elif case.expectation.notes:
         reason = case.expectation.notes[0]
-    return Finding(case, find_causes(case), describe_system(system), reason)
+    causes = find_causes(case) if system.ranks > 1 else ()
+    return Finding(case, causes, describe_system(system), reason)
 
 
 def _find_system(read: NcclLogs, facts: LogFacts, rows: pl.DataFrame) -> System:

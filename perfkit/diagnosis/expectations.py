@@ -21,6 +21,7 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import find_models, is_same_device, load_platform
 from perfkit.platform.platform import Platform
+from perfkit.readers.nccl import ONE_RANK
 from perfkit.readers.nccl_facts import LogFacts
 
 #: Spreads of start-ups and of times per byte among machines with the same devices, as standard
@@ -307,7 +308,7 @@ def find_candidates(
     candidates : tuple of Candidate
         The usual one first; none where the links are unknown.
     """
-    if operation not in OPERATIONS:
+    if operation not in OPERATIONS or system.ranks < 2:
         return ()
     if operation == "send_recv" and system.nodes != 1 and platform is None:
         # 15 to 25 GB/s over adapters of 50 on healthy nodes (the gallery's h100-sxm-8x8): not explained
@@ -597,9 +598,9 @@ def _join(system: System, sheet: Datasheet, network: _Network, nodes: int, local
         spread = UNMEASURED
     else:
         platform, is_measured = _find_platform(sheet, local)
-        platform = platform.with_nodes(nodes).with_link(
+        platform = platform.with_link(
             "inter", bandwidth=network.of_node / local, latency=network.latency
-        )
+        ).with_nodes(nodes)
         if not is_measured:
             spread = max(spread, UNMEASURED)
         if fabric is None:
@@ -750,13 +751,16 @@ def price(candidate: Candidate, operation: str, nbytes: Array) -> Band | None:
             return None
     factor = float(bus_factor(operation, candidate.ranks))
     line = _find_crossed(candidate, operation)
+    spread_of_bytes = candidate.bytes_spread
+    if line is not None and bandwidth < line * _REACHED:
+        spread_of_bytes = max(spread_of_bytes, ACROSS)  # the nodes bound it, not the adapters alone
     if line is not None:
         # platforms price exchanges level by level, of which less crosses than of NCCL's rings and trees
         bandwidth = min(bandwidth, line * _REACHED)
         seconds = np.maximum(seconds, factor * sizes / bandwidth)
     moved = np.minimum(factor * sizes / bandwidth, seconds)
     share = moved / seconds
-    spread = np.hypot(share * candidate.bytes_spread, (1 - share) * candidate.starts)
+    spread = np.hypot(share * spread_of_bytes, (1 - share) * candidate.starts)
     # where links are shared unevenly, less is normal, too
     longer = moved * (1 / candidate.slowest - 1)
     low = seconds * np.exp(-INTERVAL * spread)
@@ -944,6 +948,8 @@ def explain_unknown(system: System, operation: str, platform: Platform | None) -
         In one clause, with the next step.
     """
     name = "name a platform"
+    if system.ranks < 2:
+        return ONE_RANK
     if operation not in OPERATIONS:
         return f"perfkit does not know what {escape(operation, 40)} exchanges"
     if platform is not None:

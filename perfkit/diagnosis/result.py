@@ -224,7 +224,7 @@ class Diagnosis(Tabular):
             title = f"{finding.case.operation}, {finding.case.file}"
             for row in _show_rows(finding.case).to_dicts():
                 rows.append({"run": title, **row})
-        return measured_against_links(rows, title=self.headline())
+        return measured_against_links(rows)
 
     def headline(self) -> str:
         """The answer in one line, see `perfkit.ground.results.Reported.headline`."""
@@ -278,15 +278,18 @@ class Diagnosis(Tabular):
     def sections(self) -> Sections:
         """Parts of a report, see `perfkit.ground.results.Sections`."""
         yield "", self.chart()
-        yield "By sizes", self.table().drop("from_bytes", "to_bytes")
-        if self.causes:
-            yield "Why, and what to try", _tabulate_causes(self.causes)
+        yield "By sizes", _tabulate_findings(sorted(self.findings, key=_rank))
+        for cause in self.causes:
+            head = "Note" if not cause.explains else f"Why ({_CERTAINTIES[cause.certainty]})"
+            yield f"{head}: {cause.sentence}", _tabulate_cause(cause)
         spread = self.spread()
         if len(spread):
-            yield "Runs beside each other", spread
+            yield "Runs beside each other", _tabulate_spread(spread)
         thresholds = self.thresholds()
         if len(thresholds):
-            yield "Floors of a health check", thresholds
+            yield "Floors of a health check", _tabulate_thresholds(thresholds)
+        if self.warnings:
+            yield "Warnings", [("warning",), *((text,) for text in self.warnings)]
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values, for JSON.
@@ -517,31 +520,32 @@ def _find_first_slow(finding: Finding) -> int | None:
     return int(by_size["nbytes"][last_right + 1])
 
 
-def _describe_finding(finding: Finding, *, with_file: bool) -> list[str]:
-    """A run in words: what it is, and a table of its ranges."""
-    case = finding.case
-    where = f"{escape(case.file, 80)}: " if with_file else ""
-    head = f"{where}{case.operation}, {finding.system}"
-    rows = [("sizes", "at", "measured", "expected (80 %)", "of the link", "verdict")]
+_HEADS = ("sizes", "at", "measured", "expected (80 %)", "of the link", "verdict")
+
+
+def _list_ranges(case: Case) -> list[Sequence[str]]:
+    """Ranges of sizes of a run as rows of text, under `_HEADS`."""
+    rows: list[Sequence[str]] = []
     for verdict in case.verdicts:
         span = write_size(verdict.smallest)
         if verdict.largest != verdict.smallest:
             span += f" to {write_size(verdict.largest)}"
         measured = _say_measured(verdict).rpartition(" at ")[0]
-        share = "–" if verdict.line_share is None else f"{verdict.line_share:.0%}"
-        if verdict.sizes is Range.LATENCY:
-            share = "–"
-        rows.append(
-            (
-                span,
-                write_size(verdict.nbytes),
-                measured,
-                _say_expected(verdict) or "–",
-                share,
-                verdict.word.value,
-            )
-        )
-    return [head, format_table(rows), ""]
+        share = "–"
+        if verdict.line_share is not None and verdict.sizes is not Range.LATENCY:
+            share = f"{verdict.line_share:.0%}"
+        expected = _say_expected(verdict) or "–"
+        size = write_size(verdict.nbytes)
+        rows.append((span, size, measured, expected, share, verdict.word.value))
+    return rows
+
+
+def _describe_finding(finding: Finding, *, with_file: bool) -> list[str]:
+    """A run in words: what it is, and a table of its ranges."""
+    case = finding.case
+    where = f"{escape(case.file, 80)}: " if with_file else ""
+    head = f"{where}{case.operation}, {finding.system}"
+    return [head, format_table([_HEADS, *_list_ranges(case)]), ""]
 
 
 def describe_cause(cause: Cause) -> list[str]:
@@ -582,19 +586,46 @@ def _list_notes(finding: Finding) -> list[str]:
     return [*lines, f"expected with {expectation.system}: {expectation.source}"]
 
 
-def _tabulate_causes(causes: Sequence[Cause]) -> list[Sequence[str]]:
-    """Causes as rows of text for a report, heads first."""
-    rows: list[Sequence[str]] = [("what", "seen", "try", "see")]
-    for cause in causes:
-        certainty = "note" if not cause.explains else _CERTAINTIES[cause.certainty]
-        rows.append(
-            (
-                f"{cause.sentence} ({certainty})",
-                "; ".join(map(_say_evidence, cause.evidence)),
-                "; ".join(cause.advice),
-                ", ".join(cause.citations),
-            )
-        )
+def _tabulate_findings(findings: Sequence[Finding]) -> list[Sequence[str]]:
+    """Runs as rows of text for a report, heads first."""
+    rows: list[Sequence[str]] = [("run", "system", *_HEADS)]
+    for finding in findings[:_MOST_RUNS]:
+        name = f"{escape(finding.case.file, 80)}: {finding.case.operation}"
+        for row in _list_ranges(finding.case):
+            rows.append((name, finding.system, *row))
+    return rows
+
+
+def _tabulate_cause(cause: Cause) -> list[Sequence[str]]:
+    """Evidence and advice of a cause as rows of text for a report, heads first."""
+    rows: list[Sequence[str]] = [("what", "")]
+    rows += [("seen", _say_evidence(evidence)) for evidence in cause.evidence]
+    rows += [("try", advice) for advice in cause.advice]
+    if cause.citations:
+        rows.append(("see", ", ".join(cause.citations)))
+    return rows
+
+
+def _tabulate_spread(frame: Table) -> list[Sequence[str]]:
+    """Runs of the same operation as rows of text for a report, heads first."""
+    rows: list[Sequence[str]] = [
+        ("operation", "ranks", "size", "runs", "fastest", "median", "slowest")
+    ]
+    for row in frame.iter_rows(named=True):
+        times = [write_microseconds(row[f"{name}_s"]) for name in ("fastest", "median", "slowest")]
+        size = write_size(row["size_bytes"])
+        rows.append((row["operation"], f"{row['ranks']}", size, f"{row['runs']}", *times))
+    return rows
+
+
+def _tabulate_thresholds(frame: Table) -> list[Sequence[str]]:
+    """Floors as rows of text for a report, heads first."""
+    rows: list[Sequence[str]] = [("operation", "ranks", "size", "longest", "least bus bandwidth")]
+    for row in frame.iter_rows(named=True):
+        longest = write_microseconds(row["longest_s"])
+        least = write_rate(row["least_busbw_bytes_per_s"])
+        size = write_size(row["size_bytes"])
+        rows.append((row["operation"], f"{row['ranks']}", size, longest, least))
     return rows
 
 

@@ -254,6 +254,8 @@ def _choose_unusual(matching: Sequence[_Priced], usual: _Priced, startup: float 
             return _Chosen(each, (each,), note=f"as {each.candidate.name} give")
     shown = matching[0]
     text = f"as expected with {shown.candidate.name}, slow with {usual.candidate.name}"
+    if shown.band.seconds[-1] < usual.band.seconds[-1]:
+        text = f"faster than {usual.candidate.name}, as {shown.candidate.name} give or switches of the network that reduce"
     return _Chosen(shown, (), note=text)
 
 

@@ -2,6 +2,8 @@
 
 import math
 
+from perfkit.ground.units import format_rate
+
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -48,9 +50,11 @@ def write_rate(rate: float) -> str:
 
     Examples
     --------
-    >>> write_rate(166.9e9), write_rate(5.286e9)
-    ('167 GB/s', '5.29 GB/s')
+    >>> write_rate(166.9e9), write_rate(5.286e9), write_rate(7.22e4)
+    ('167 GB/s', '5.29 GB/s', '72.2 kB/s')
     """
+    if rate < 1e8:
+        return format_rate(rate, "B/s")
     return f"{_round(rate / 1e9)} GB/s"
 
 
