@@ -506,24 +506,31 @@ def _find_cluster(system: System, sheet: Datasheet, nodes: int, local: int) -> l
 
 
 def _list_named(named: Adapters, sheet: Datasheet) -> list[_Network]:
-    """Adapters that a log names, with each rate that adapters are sold with; the usual rate first."""
+    """Adapters that a log names, with the rate that it says, or with each that adapters are sold with; the
+    usual rate first."""
+    if named.rate is not None:
+        return [_name_network(named, named.rate, is_default=True)]
     usual_rate = sheet.links["NIC"].value if "NIC" in sheet.links else None
-    count = named.usual or 1
     networks = []
     for sold in _ADAPTER_RATES:
         source = "the adapters that NCCL lists, with a rate that adapters are sold with"
         if sold == usual_rate:
             source = f"the adapters that NCCL lists, with the rate of {sheet.links['NIC'].source}"
-        network = _Network(
-            f"{format_count(count, 'adapter')} of {_name_rate(sold)}",
-            count * sold,
-            replace(named, rate=Rate(sold, source)),
-            source,
-            spread=NAMED if named.count == named.usual else ONE_MISSING,
-            is_default=sold == usual_rate,
-        )
-        networks.append(network)
+        networks.append(_name_network(named, Rate(sold, source), is_default=sold == usual_rate))
     return sorted(networks, key=lambda network: not network.is_default)
+
+
+def _name_network(named: Adapters, rate: Rate, *, is_default: bool) -> _Network:
+    """Adapters that a log names, with a rate."""
+    count = named.usual or 1
+    return _Network(
+        f"{format_count(count, 'adapter')} of {_name_rate(rate.value)}",
+        count * rate.value,
+        replace(named, rate=rate),
+        rate.source,
+        spread=NAMED if named.count == named.usual else ONE_MISSING,
+        is_default=is_default,
+    )
 
 
 def _list_published(system: str, kind: str | None) -> list[_Network]:
@@ -581,10 +588,13 @@ def read_adapters(system: System) -> Adapters | None:
     count = min(counts)
     local = system.local or count
     count = min(count, local)  # more of them serve storage
+    rates = {adapter.rate for adapter in facts.adapters if adapter.fabric != "Socket"}
+    rate = rates.pop() if len(rates) == 1 else None
     usual = count
     if count == local - 1 and local > 2:
         usual = local  # one for each GPU, of which one is missing
-    return Adapters(count, usual, None, facts.network, is_named=True)
+    stated = None if rate is None else Rate(rate, "what NCCL says of its adapters")
+    return Adapters(count, usual, stated, facts.network, is_named=True)
 
 
 def _join(system: System, sheet: Datasheet, network: _Network, nodes: int, local: int) -> Candidate:

@@ -175,6 +175,9 @@ def _choose(priced: Sequence[_Priced], sizes: Array, medians: Array, lost: Array
     is_named = _is_named(usual.candidate)
     if usual in matching:
         return _Chosen(usual, tuple(_list_alike(usual, priced, matching)))
+    if matching and not usual.candidate.is_default:
+        # no network is usual for such nodes: any that explains the run will do
+        return _Chosen(matching[0], tuple(matching), note=f"as {matching[0].candidate.name} give")
     if matching:
         return _choose_unusual(matching, usual, medians[0] if sizes[0] <= LATENCY else None)
     is_slower = all(fit is _Fit.SLOWER for fit in fits)
