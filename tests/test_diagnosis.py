@@ -121,6 +121,25 @@ def test_one_missing_adapter_is_seen_where_nccl_lists_the_others(
     assert largest.line_share == pytest.approx(left * 24 / (usual * 25), abs=0.005)
 
 
+def test_a_rate_that_nccl_says_decides_where_two_would_do(tmp_path: Path) -> None:
+    """187 GB/s on four nodes of eight H100 are what adapters of 200 Gb/s give, and half of 400."""
+    hosts = [f"node-{host}" for host in range(4)]
+    rate = follow(40e-6, 187e9, "all_reduce", 32)
+    listed = " ".join(f"[{n}]mlx5_{n}:1/IB" for n in range(8))
+    verdicts = []
+    for speed in (None, 200_000, 400_000):
+        lines = []
+        for host in hosts:
+            said = f"{host}:1:1 [0] NCCL INFO"
+            lines += [f"{said} NET/IB : Using {listed} [RO]", f"{said} Using network IB"]
+            for n in range(8 if speed else 0):
+                name = f"[{n}] mlx5_{n}:uverbs{n}:1/IB"
+                lines.append(f"{said} NET/IB: {name} provider=Mlx5 speed={speed} context=0x1")
+        log = write_run(tmp_path / "run.log", rate, hosts=hosts, lines=lines)
+        verdicts.append(pk.diagnose(log).verdict)
+    assert verdicts == ["not enough to say", "as expected", "slow"]
+
+
 def test_a_fall_at_one_size_is_noise_and_one_that_lasts_is_slow(tmp_path: Path) -> None:
     healthy = follow(20e-6, 230e9, "all_reduce", 8)
     once = write_run(
@@ -169,15 +188,19 @@ def test_faster_than_nvlink_without_a_reduction_in_the_switch_is_too_good(tmp_pa
         ({"device": "Acme Accelerator 9"}, "no datasheet of Acme Accelerator 9"),
         ({"device": "NVIDIA H100 PCIe"}, "no datasheet of NVIDIA H100 PCIe"),
         ({"hosts": ("a", "b"), "program": "sendrecv_perf"}, "pairs reach between nodes"),
+        ({"hosts": ("a", "b"), "device": "NVIDIA L40S"}, "nothing is known of all_reduce"),
+        ({"local": 4, "device": "AMD Instinct MI300X"}, "links of 4 AMD Instinct MI300X"),
+        ({"local": 1}, "a table of one rank holds no exchange"),
     ],
 )
 def test_what_nobody_can_say_is_said_with_its_reason(
     change: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     program = str(change.get("program", "all_reduce_perf"))
-    ranks = 8 * len(change.get("hosts", "a"))  # type: ignore[arg-type]
+    ranks = int(change.get("local", 8)) * len(change.get("hosts", "a"))  # type: ignore[call-overload, arg-type]
     name = "send_recv" if program == "sendrecv_perf" else "all_reduce"
-    log = write_run(tmp_path / "run.log", follow(30e-6, 100e9, name, ranks), **change)  # type: ignore[arg-type]
+    curve = follow(30e-6, 10e9, name, ranks)
+    log = write_run(tmp_path / "run.log", curve, **change)  # type: ignore[arg-type]
     diagnosis = pk.diagnose(log)
     assert diagnosis.verdict == "not enough to say" and diagnosis.ok is None
     assert said in diagnosis.headline()
@@ -190,6 +213,27 @@ def test_a_platform_of_the_user_says_what_the_log_does_not(tmp_path: Path) -> No
     assert pk.diagnose(log).ok is None
     assert pk.diagnose(log, "h100-sxm-8").ok is False
     assert "more than" in pk.diagnose(log, "l40s-8").headline() or not pk.diagnose(log, "l40s-8").ok
+
+
+def test_nodes_with_unequal_numbers_of_ranks_are_not_judged(tmp_path: Path) -> None:
+    log = write_run(tmp_path / "run.log", follow(30e-6, 100e9, "all_reduce", 16), hosts=("a", "b"))
+    text = (
+        log.read_text()
+        .replace("Pid 108 on b", "Pid 108 on a")
+        .replace("Pid 109 on b", "Pid 109 on a")
+    )
+    log.write_text(text)
+    diagnosis = pk.diagnose(log)
+    assert diagnosis.verdict == "not enough to say"
+    assert "unequal" in diagnosis.headline()
+
+
+def test_two_cards_may_have_a_bridge_and_eight_have_none(tmp_path: Path) -> None:
+    """Published for two RTX 3090 with NVLink: more than the 32 GB/s of their slots."""
+    for local, verdict in ((2, "as expected"), (8, "too good")):
+        curve = follow(15e-6, 42e9, "all_reduce", local)
+        log = write_run(tmp_path / "run.log", curve, device="NVIDIA GeForce RTX 3090", local=local)
+        assert pk.diagnose(log).verdict == verdict
 
 
 # -- what it gives

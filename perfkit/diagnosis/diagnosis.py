@@ -7,18 +7,14 @@ from pathlib import Path
 
 import polars as pl
 
+from perfkit.diagnosis.candidates import explain_unknown
 from perfkit.diagnosis.causes import find_causes
-from perfkit.diagnosis.expectations import (
-    System,
-    describe_system,
-    explain_unknown,
-    find_system,
-)
+from perfkit.diagnosis.models import Model
 from perfkit.diagnosis.result import Diagnosis, Finding
+from perfkit.diagnosis.systems import System, describe_system, find_system
 from perfkit.diagnosis.verdicts import judge_run
 from perfkit.ground.units import check_type
 from perfkit.platform.gallery import Named, load_platform
-from perfkit.platform.platform import Platform
 from perfkit.readers.nccl import LogWarning, NcclLogs, read_logs
 from perfkit.readers.nccl_facts import LogFacts
 
@@ -77,7 +73,7 @@ def diagnose(
     as expected: all_reduce 237 GB/s at 8 GiB
     """
     check_type("partial", partial, bool)
-    system = None if platform is None else load_platform(platform)
+    given = None if platform is None else Model(load_platform(platform))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", LogWarning)
         read = read_logs(logs, partial=partial)
@@ -93,7 +89,7 @@ def diagnose(
     runs = _list_runs(read)
     with _follow(progress) as report:
         for number, (facts, rows) in enumerate(runs):
-            findings.append(_judge(read, facts, rows, system))
+            findings.append(_judge(read, facts, rows, given))
             report((number + 1) / len(runs))
     return Diagnosis(tuple(findings), tuple(dict.fromkeys(texts)))
 
@@ -119,19 +115,17 @@ def _list_runs(read: NcclLogs) -> list[tuple[LogFacts, pl.DataFrame]]:
     return runs
 
 
-def _judge(
-    read: NcclLogs, facts: LogFacts, rows: pl.DataFrame, platform: Platform | None
-) -> Finding:
+def _judge(read: NcclLogs, facts: LogFacts, rows: pl.DataFrame, given: Model | None) -> Finding:
     """Judge one run."""
     system = _find_system(read, facts, rows)
     unlike = read.programs[facts.file].unlike
     if unlike is not None:  # nothing is expected of it
         case = judge_run(facts.file, rows, find_system([], system.ranks, system.nodes, None, facts))
         return Finding(case, find_causes(case), describe_system(system), unlike)
-    case = judge_run(facts.file, rows, system, platform)
+    case = judge_run(facts.file, rows, system, given)
     reason = ""
     if case.expectation.system is None:
-        reason = explain_unknown(system, case.operation, platform)
+        reason = explain_unknown(system, case.operation, given)
     elif case.expectation.notes:
         reason = case.expectation.notes[0]
     causes = find_causes(case) if system.ranks > 1 else ()

@@ -7,22 +7,14 @@ from enum import Enum
 import numpy as np
 import polars as pl
 
-from perfkit.diagnosis.expectations import (
-    BYTES,
-    INTERVAL,
-    SLOW,
-    Band,
-    Candidate,
-    System,
-    find_candidates,
-    find_limit,
-    find_line,
-    price,
-)
+from perfkit.diagnosis.candidates import BYTES, Candidate, find_candidates
+from perfkit.diagnosis.expectations import INTERVAL, SLOW, Band, price
+from perfkit.diagnosis.limits import find_limit, find_line
+from perfkit.diagnosis.models import Model
 from perfkit.diagnosis.records import Case, Expectation, Links, Range, Verdict, Word
+from perfkit.diagnosis.systems import System
 from perfkit.ground.units import Array
 from perfkit.models.collectives import OPERATIONS, bus_factor
-from perfkit.platform.platform import Platform
 
 #: Largest message of which start-ups alone are judged [B]: NCCL's protocol for the smallest messages, LL,
 #: ends there for eight ranks (NVIDIA, nccl, src/graph/tuning.cc: 8 KiB and more for each rank).
@@ -81,9 +73,7 @@ class _Chosen:
     note: str = ""
 
 
-def judge_run(
-    file: str, rows: pl.DataFrame, system: System, platform: Platform | None = None
-) -> Case:
+def judge_run(file: str, rows: pl.DataFrame, system: System, given: Model | None = None) -> Case:
     """Judge the rows of one run.
 
     Parameters
@@ -94,7 +84,7 @@ def judge_run(
         Rows of the run, as `perfkit.readers.nccl.parse_nccl_tests` gives them.
     system : System
         What the log says of the system.
-    platform : Platform, optional
+    given : Model, optional
         The system, if the user names it.
 
     Returns
@@ -108,7 +98,7 @@ def judge_run(
     )
     sizes = rows["nbytes"].unique().sort().to_numpy()
     medians = _find_medians(rows)
-    candidates = find_candidates(system, operation, platform)
+    candidates = find_candidates(system, operation, given)
     priced = []
     for candidate in candidates:
         band = price(candidate, operation, sizes)
@@ -117,7 +107,7 @@ def judge_run(
     factor = float(bus_factor(operation, system.ranks)) if operation in OPERATIONS else 1.0
     lost = _find_lost(sizes, factor * sizes / medians)
     chosen = _choose(priced, sizes, medians, lost)
-    limit = find_limit(system, candidates, operation)
+    limit = find_limit(candidates, operation)
     line = None
     if chosen.shown is not None and (chosen.judges or chosen.is_slow):
         line = find_line(chosen.shown.candidate, operation)

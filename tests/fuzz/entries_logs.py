@@ -317,7 +317,16 @@ SAID = (
     "AllReduce: 2097152 Bytes -> Algo 0 proto 2 time 90.0",
     "NCCL version 2.14.3+cuda11.7",
 )
-DEVICES = ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "AMD Instinct MI300X", "NVIDIA L40S")
+DEVICES = (
+    "NVIDIA H100 80GB HBM3",
+    "NVIDIA A100-SXM4-40GB",
+    "NVIDIA GB200",
+    "NVIDIA GeForce RTX 4090",
+    "Tesla V100-SXM2-32GB",
+    "AMD Instinct MI300X",
+    "NVIDIA H100 PCIe",
+    "GPU",
+)
 
 
 def diagnose_runs(rng: Rng, folder: Path) -> None:
@@ -355,7 +364,60 @@ def diagnose_runs(rng: Rng, folder: Path) -> None:
                 raise Nonsense(f"{cause.name}: {texts}")
 
 
+def judge(rng: Rng, folder: Path) -> Any:
+    """A verdict on tables of any curve: its parts agree, and twice as slow is never better."""
+    tables = []
+    for _ in range(int(rng.integers(1, 3))):
+        table = draw_table(rng, nodes=int(choose(rng, (1, 1, 2, 4))))
+        factors = np.exp(rng.normal(0, choose(rng, (0.0, 0.1, 1.0)), len(table.sizes)))
+        times = tuple(float(t * f) for t, f in zip(table.seconds, factors, strict=True))
+        tables.append(table._replace(seconds=times, device=choose(rng, DEVICES)))
+    said = [f"node0:1:1 [0] NCCL INFO {text}" for text in SAID if rng.random() < 0.15]
+    words = []
+    for times in (1.0, 2.0):
+        lines: list[str] = []
+        for table in tables:
+            slower = table._replace(seconds=tuple(times * t for t in table.seconds))
+            lines += [*slower.head()[:-1], *said, HEADER, *slower.rows(), *FOOTER]
+        path = folder / f"{times:g}.log"
+        path.write_text("\n".join(lines))
+        platform = choose(rng, (None, None, "h100-sxm-8", "a100-sxm-8x2")) if times == 1 else None
+        diagnosis, _ = listen(lambda: pk.diagnose(path, platform))  # noqa: B023
+        check_diagnosis(diagnosis, tables)
+        if platform is None:
+            words.append([finding.word.value for finding in diagnosis.findings])
+    if len(words) == 2:
+        for first, second in zip(*words, strict=True):
+            if first == "slow" and second == "as expected":
+                raise Nonsense("twice as slow is as expected")
+    return diagnosis
+
+
+def check_diagnosis(diagnosis: pk.Diagnosis, tables: list[Table]) -> None:
+    """Each row has a verdict, and the line, the text, the table and the exit state say the same."""
+    if len(diagnosis.rows) != 2 * sum(len(table.sizes) for table in tables):
+        raise Nonsense(f"{len(diagnosis.rows)} rows of {tables}")
+    line = diagnosis.headline()
+    if "\n" in line or not str(diagnosis).startswith(line) or "nan" in str(diagnosis):
+        raise Nonsense(str(diagnosis))
+    if not line.startswith(diagnosis.verdict):
+        raise Nonsense(f"{diagnosis.verdict}: {line}")
+    sick = {"slow", "too good"} & set(diagnosis.table()["verdict"])
+    if (diagnosis.ok is False) != bool(sick):
+        raise Nonsense(f"ok is {diagnosis.ok} with {sick}")
+    ends = diagnosis.rows.filter(pl.col("low_s").is_not_null())
+    if (
+        not (ends["low_s"] <= ends["expected_s"]).all()
+        or not (ends["expected_s"] <= ends["high_s"]).all()
+    ):
+        raise Nonsense("an expected time outside of its interval")
+    diagnosis.spread()
+    diagnosis.thresholds()
+    diagnosis.to_dict()
+
+
 ENTRIES: dict[str, Entry] = {
+    "log-verdicts": Entry(judge, 0.1, new=True),
     "log-tables": Entry(read_tables, 0.5, new=True),
     "log-folders": Entry(read_folder, 0.3, new=True),
     "log-links": Entry(fit_links, 0.03, new=True),

@@ -571,6 +571,22 @@ TAKERS: tuple[Example, ...] = (
     example(
         plots.memory_areas, frame=RESULT.memory_over_time(), capacity=8e9, reserve=1e9, about="a"
     ),
+    example(
+        plots.measured_against_links,
+        rows=[
+            {
+                "run": "a",
+                "size_bytes": 8.0,
+                "measured_s": 1.0,
+                "busbw_bytes_per_s": 1.0,
+                "verdict": "slow",
+                "expected_s": 1.0,
+                "low_s": 0.5,
+                "high_s": 2.0,
+                "link_share": 0.5,
+            }
+        ],
+    ),
     example(plots.sweep_lines, frame=[{"x": 1, "time": 1.0}], x="x", y="time"),
     example(
         plots.predicted_vs_measured,

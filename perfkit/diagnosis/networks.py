@@ -1,0 +1,187 @@
+"""Networks that may join the nodes of a run: the adapters that its log names, or published ones."""
+
+from dataclasses import dataclass, replace
+
+from perfkit.diagnosis.records import Adapters, Rate
+from perfkit.diagnosis.systems import System
+from perfkit.ground.files import group_rows
+from perfkit.ground.units import format_count
+from perfkit.platform.datasheets import HOP, Datasheet
+
+#: The same for times per byte that are composed over nodes (docs/formulas.md, `LINES`: mean errors of
+#: 7 to 17 % on three clusters) [-].
+ACROSS = 0.12
+#: For runs whose adapters the log names, which bound all but two nodes. Published rates of single
+#: adapters are 0.91 to 0.98 of the line rate, the logarithms with a standard deviation of 0.03 (six in
+#: NVIDIA/nccl-tests#119, #290, #309 and the gallery's rails of ten nodes): that is the spread where NCCL
+#: lists one adapter less than there are GPUs; elsewhere more, as other networks reach less [-].
+NAMED = 0.055
+ONE_MISSING = 0.03
+#: Rates of network adapters, as they are sold [B/s].
+_ADAPTER_RATES = tuple(1e9 / 8 * rate for rate in (25, 50, 100, 200, 400, 800))
+#: GPUs of a node whose networks are published [-].
+_WHOLE = 8
+
+
+@dataclass(frozen=True)
+class Network:
+    """What may join nodes.
+
+    Parameters
+    ----------
+    name : str
+        In words.
+    of_node : float
+        Rate of all adapters of a node, one way [B/s].
+    adapters : Adapters
+        The adapters.
+    source : str
+        Where their rate is from.
+    latency : float
+        Latency of a hop [s].
+    spread : float
+        Spread of times per byte over it [-].
+    is_default : bool
+        Whether it is the usual one of such nodes.
+    is_assured : bool
+        Whether the log says that it is this one.
+    """
+
+    name: str
+    of_node: float
+    adapters: Adapters
+    source: str
+    latency: float = HOP.value
+    spread: float = ACROSS
+    is_default: bool = False
+    is_assured: bool = False
+
+
+def list_networks(system: System, sheet: Datasheet, local: int) -> list[Network]:
+    """List the networks that may join the nodes of a run.
+
+    Parameters
+    ----------
+    system : System
+        What the log says.
+    sheet : Datasheet
+        Of its devices.
+    local : int
+        Ranks of a node [-].
+
+    Returns
+    -------
+    networks : list of Network
+        The usual one first. Those of adapters that the log names, with the rate that it says, else with
+        each that adapters are sold with; else the datasheet's and published ones; where NCCL uses EFA,
+        that alone.
+    """
+    named = read_adapters(system)
+    if named is not None and named.is_named:
+        return _list_named(named, sheet)
+    kind = None if named is None else named.network
+    networks = []
+    if "NIC" in sheet.links:
+        rate = Rate(sheet.links["NIC"].value, sheet.links["NIC"].source)
+        name = f"{format_count(local, 'adapter')} of {_name_rate(rate.value)}"
+        adapters = Adapters(None, local, rate, kind)
+        networks.append(Network(name, local * rate.value, adapters, rate.source, is_default=True))
+    if local == _WHOLE:
+        networks += _list_published(sheet.system, kind)
+    providers = () if system.facts is None else system.facts.providers
+    if any(provider.name == "efa" for provider in providers):
+        for network in networks:
+            if network.adapters.network == "EFA":
+                return [replace(network, is_default=True, is_assured=True)]
+    return networks
+
+
+def _list_named(named: Adapters, sheet: Datasheet) -> list[Network]:
+    """Adapters that a log names, with the rate that it says, or with each that adapters are sold with; the
+    usual rate first."""
+    if named.rate is not None:
+        return [_name_network(named, named.rate, is_default=True)]
+    usual_rate = sheet.links["NIC"].value if "NIC" in sheet.links else None
+    networks = []
+    for sold in _ADAPTER_RATES:
+        source = "the adapters that NCCL lists, with a rate that adapters are sold with"
+        if sold == usual_rate:
+            source = f"the adapters that NCCL lists, with the rate of {sheet.links['NIC'].source}"
+        networks.append(_name_network(named, Rate(sold, source), is_default=sold == usual_rate))
+    return sorted(networks, key=lambda network: not network.is_default)
+
+
+def _name_network(named: Adapters, rate: Rate, *, is_default: bool) -> Network:
+    """Adapters that a log names, with a rate."""
+    count = named.usual or 1
+    return Network(
+        f"{format_count(count, 'adapter')} of {_name_rate(rate.value)}",
+        count * rate.value,
+        replace(named, rate=rate),
+        rate.source,
+        spread=NAMED if named.count == named.usual else ONE_MISSING,
+        is_default=is_default,
+    )
+
+
+def _list_published(system: str, kind: str | None) -> list[Network]:
+    """Published networks between nodes of eight devices."""
+    networks = []
+    for systems, rows in group_rows("systems", "published", "node_networks.csv").items():
+        for row in rows if system in systems.split() else []:
+            count = int(row["adapters"])
+            rate = Rate(float(row["rate"]), row["source"])
+            name = f"{format_count(count, 'adapter')} of {_name_rate(rate.value)} ({row['name']})"
+            network = Network(
+                name,
+                count * rate.value,
+                Adapters(None, count, rate, row["network"] or kind),
+                rate.source,
+                latency=float(row["latency"]) if row["latency"] else HOP.value,
+            )
+            networks.append(network)
+    return networks
+
+
+def read_adapters(system: System) -> Adapters | None:
+    """Read what a log says of the network adapters of a node; None where it says nothing.
+
+    Parameters
+    ----------
+    system : System
+        What the log says.
+
+    Returns
+    -------
+    adapters : Adapters or None
+        Those of the node with the fewest. Of sockets the adapters are not named: they are not what
+        joins such nodes.
+    """
+    facts = system.facts
+    if facts is None:
+        return None
+    listed = [facts.list_adapters(host) for host in {adapter.host for adapter in facts.adapters}]
+    counts = []
+    for adapters in listed:
+        names = {adapter.name for adapter in adapters if adapter.fabric != "Socket"}
+        if names:
+            counts.append(len(names))
+    if facts.network in (None, "Socket") and not counts:
+        return None if facts.network is None else Adapters(network=facts.network)
+    if facts.network == "Socket" or not counts:
+        return Adapters(network=facts.network)
+    count = min(counts)
+    local = system.local or count
+    count = min(count, local)  # more of them serve storage
+    rates = {adapter.rate for adapter in facts.adapters if adapter.fabric != "Socket"}
+    rate = rates.pop() if len(rates) == 1 else None
+    usual = count
+    if count == local - 1 and local > 2:
+        usual = local  # one for each GPU, of which one is missing
+    stated = None if rate is None else Rate(rate, "what NCCL says of its adapters")
+    return Adapters(count, usual, stated, facts.network, is_named=True)
+
+
+def _name_rate(rate: float) -> str:
+    """A rate of a network adapter as it is sold."""
+    return f"{rate * 8 / 1e9:g} Gb/s"
