@@ -331,6 +331,10 @@ def test_tables_of_rccl_tests(tmp_path: Path) -> None:
     logs = read_logs(tmp_path)
     assert logs.devices == {"a.log": ("AMD Instinct MI300X VF",)}
     assert logs.facts[0].library == "RCCL"
+    (tmp_path / "a.log").write_text(RCCL_HEAD + RCCL_ALGORITHMS)
+    (run,) = read_logs(tmp_path).facts
+    chosen = [choice[1:5] for choice in run.find_choices("all_reduce", 2**20)]
+    assert chosen == [(2**20, "Ring", "Simple", 28), (2**20, "Tree", "LL", 28)]
 
 
 def test_tables_beside_those_of_nccl_tests_are_named() -> None:

@@ -500,6 +500,25 @@ class _Collector:
                 rank, device.host, device.number, bus, device.name, device.line
             )
 
+    def add_choices(self, run: Table) -> None:
+        """Keep the algorithms in columns of the table of rccl-tests."""
+        operation = NAMES.get(run.label.replace("_", ""))
+        for printed in run.choices:
+            key = (str(operation), str(printed.nbytes), printed.algorithm, printed.protocol)
+            choice = self.chosen.get(key)
+            if choice is None:
+                self.chosen[key] = Choice(
+                    operation,
+                    int(printed.nbytes),
+                    _name_choice(printed.algorithm, _ALGORITHMS),
+                    _name_choice(printed.protocol, _PROTOCOLS),
+                    printed.channels,
+                    None,
+                    printed.line,
+                )
+            else:
+                self.chosen[key] = choice._replace(times=choice.times + 1)
+
     def _take_link(self, line: int, host: str, message: str) -> None:
         """Read a line such as ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``."""
         _, is_link, name = message.partition(" via ")
@@ -875,6 +894,7 @@ def gather_facts(
     begins = [1, *(end + 1 for end in ends)]
     for run, collector, begin, end in zip(runs, collectors, begins, ends, strict=False):
         collector.add_devices(run.devices)
+        collector.add_choices(run)
         wrong = tuple(half.line for half in run.halves if half.wrong > 0)
         facts.append(replace(collector.finish(file, begin, end), wrong_lines=wrong))
     return tuple(facts)

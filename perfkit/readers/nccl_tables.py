@@ -116,6 +116,16 @@ class Half(NamedTuple):
     wrong: float  # results with wrong values; NaN if they were not checked [-]
 
 
+class PrintedChoice(NamedTuple):
+    """How a size was exchanged, as rccl-tests print it with -M 1."""
+
+    line: int
+    nbytes: float  # [B]
+    algorithm: str
+    protocol: str
+    channels: int  # [-]
+
+
 @dataclass
 class Table:
     """Output of one run of one program."""
@@ -139,6 +149,7 @@ class Table:
     leading: tuple[str, ...] = _LEADING
     trailing: tuple[str, ...] = _BLOCK + _BLOCK
     halves: list[Half] = field(default_factory=list)
+    choices: list[PrintedChoice] = field(default_factory=list)
     unread: tuple[str, ...] = ()  # words after the first row that has any that no column names
     stray: list[int] = field(default_factory=list)  # lines of rows after the closing line
 
@@ -213,9 +224,20 @@ class Table:
                 return False
             halves.append(half)
         self.halves += halves
+        if "nchannels" in self.trailing:
+            self._take_choice(line, halves, dict(figures))
         if not self.unread:
             self.unread = tuple(extra)
         return True
+
+    def _take_choice(self, line: int, halves: Sequence[Half], figures: dict[str, str]) -> None:
+        """Keep the algorithm of a row, where its columns name it and it is known."""
+        channels = figures.get("nchannels", "")
+        if halves and channels.isdecimal() and len(channels) < 9:
+            algorithm = figures.get("algo", "N/A")
+            protocol = figures.get("proto", "N/A")
+            choice = PrintedChoice(line, halves[0].nbytes, algorithm, protocol, int(channels))
+            self.choices.append(choice)
 
     def _is_complete(self, leading: Sequence[str], figures: Sequence[tuple[str, str]]) -> bool:
         """Whether a row has as many values as its columns, and numbers where figures must be."""
