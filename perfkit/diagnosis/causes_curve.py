@@ -3,20 +3,18 @@
 import polars as pl
 
 from perfkit.diagnosis.evidence import (
-    Curve,
     is_between_nodes,
     is_slow,
     join_names,
     list_settings,
     quote,
     quote_settings,
-    take_curve,
     take_facts,
     write_rate,
     write_size,
 )
 from perfkit.diagnosis.nccl_variables import Effect
-from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range
+from perfkit.diagnosis.records import Case, Cause, Certainty, Curve, Evidence, Range
 from perfkit.diagnosis.shapes import Kink, count_turns, find_addition, find_kink, find_late_switch
 from perfkit.ground.units import format_time
 
@@ -76,7 +74,7 @@ def find_worse_algorithm(case: Case) -> Cause | None:
     """
     if not is_slow(case, Range.MIDDLE, Range.BANDWIDTH):
         return None
-    curve = take_curve(case)
+    curve = case.curve
     kink = find_kink(curve.nbytes, curve.busbw)
     if kink is None or not curve.slow[curve.nbytes == kink.after].any():
         return None
@@ -171,7 +169,7 @@ def find_lost_packets(case: Case) -> Cause | None:
     """
     if not is_between_nodes(case) or not is_slow(case, Range.MIDDLE, Range.BANDWIDTH):
         return None
-    curve = take_curve(case)
+    curve = case.curve
     large = curve.nbytes >= _LARGE
     rates = curve.busbw[large]
     turns = count_turns(rates)
@@ -220,7 +218,7 @@ def find_late_protocol(case: Case) -> Cause | None:
     """
     if not is_slow(case, Range.MIDDLE, Range.BANDWIDTH):
         return None
-    curve = take_curve(case)
+    curve = case.curve
     switch = find_late_switch(curve.nbytes, curve.seconds)
     if switch is None or not curve.slow[curve.nbytes == switch.before].any():
         return None
@@ -270,7 +268,7 @@ def find_high_startup(case: Case) -> Cause | None:
     """
     if not is_slow(case, Range.LATENCY):
         return None
-    curve = take_curve(case)
+    curve = case.curve
     addition = find_addition(curve.nbytes, curve.seconds, curve.expected)
     if addition is None:
         return None

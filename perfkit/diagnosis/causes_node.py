@@ -12,7 +12,6 @@ from perfkit.diagnosis.evidence import (
     list_settings,
     quote,
     quote_settings,
-    take_curve,
     take_facts,
     write_rate,
 )
@@ -313,7 +312,7 @@ def find_part_of_links(case: Case) -> Cause | None:
         return None
     if plateau.busbw <= line or case.ranks < 2:
         return None
-    curve = take_curve(case)
+    curve = case.curve
     if find_kink(curve.nbytes, curve.busbw) is not None:
         return None
     evidence = [

@@ -4,12 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import polars as pl
-
 from perfkit.diagnosis.nccl_variables import Effect, find_variables
 from perfkit.diagnosis.records import Case, Evidence, Range, Word
-from perfkit.ground.units import Array, format_bytes, format_time
+from perfkit.ground.units import format_bytes, format_time
 from perfkit.readers.nccl_facts import LogFacts, Setting
 
 #: Operations whose bus bandwidth is what a node sends to the others, where rings join the nodes.
@@ -23,31 +20,6 @@ class Stated(Protocol):
     def line(self) -> int:
         """Number of the line, from 1 [-]."""
         ...
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Medians of a run over repeats and both halves, by size.
-
-    Parameters
-    ----------
-    nbytes, seconds, busbw, algbw : array, shape (sizes,)
-        Sizes, ascending [B], times [s], bus and algorithm bandwidth [B/s].
-    expected : array, shape (sizes,)
-        Expected times, NaN where nothing is expected [s].
-    lines : array, shape (sizes,)
-        First line of each size [-].
-    slow : array, shape (sizes,)
-        1 where any row of this size is slow, else 0 [-].
-    """
-
-    nbytes: Array
-    seconds: Array
-    busbw: Array
-    algbw: Array
-    expected: Array
-    lines: Array
-    slow: Array
 
 
 @dataclass(frozen=True)
@@ -82,45 +54,6 @@ class WireRate:
 
     low: float
     high: float
-
-
-def take_curve(case: Case) -> Curve:
-    """Take the medians of a run by size.
-
-    Parameters
-    ----------
-    case : Case
-        The run.
-
-    Returns
-    -------
-    curve : Curve
-        Sizes without bytes are left out.
-    """
-    rows = (
-        case.rows.filter((pl.col("nbytes") > 0) & (pl.col("seconds") > 0))
-        .group_by("nbytes")
-        .agg(
-            pl.col("seconds", "busbw", "algbw").median(),
-            pl.col("expected_s").median(),
-            pl.col("line").min(),
-            (pl.col("verdict") == Word.SLOW.value).any().alias("slow"),
-        )
-        .sort("nbytes")
-    )
-
-    def take(name: str) -> Array:
-        return np.array(rows[name].fill_null(np.nan).to_list(), dtype=float)
-
-    return Curve(
-        nbytes=take("nbytes"),
-        seconds=take("seconds"),
-        busbw=take("busbw"),
-        algbw=take("algbw"),
-        expected=take("expected_s"),
-        lines=take("line"),
-        slow=rows["slow"].to_numpy().astype(float),
-    )
 
 
 def take_facts(case: Case) -> LogFacts:
@@ -172,7 +105,7 @@ def find_plateau(case: Case) -> Plateau | None:
     """
     if case.find(Range.BANDWIDTH) is None:
         return None
-    curve = take_curve(case)
+    curve = case.curve
     if not len(curve.nbytes):
         return None
     return Plateau(
@@ -389,7 +322,7 @@ def describe_startup(case: Case) -> Evidence | None:
     text = f"{format_time(verdict.seconds)} at {write_size(verdict.nbytes)}"
     if verdict.expected_s is not None:
         text += f", where {format_time(verdict.expected_s)} are expected"
-    curve = take_curve(case)
+    curve = case.curve
     line = curve.lines[curve.nbytes == verdict.nbytes]
     return Evidence(text, case.file, int(line[0]) if len(line) else None)
 

@@ -1,11 +1,14 @@
 """What the files of a diagnosis pass to each other: links of a system, rows with their verdicts, and
 causes with their evidence."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import polars
 
+from perfkit.ground.units import Array
 from perfkit.readers.nccl_facts import LogFacts
 
 
@@ -248,6 +251,31 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Medians of a run over repeats and both halves, by size.
+
+    Parameters
+    ----------
+    nbytes, seconds, busbw, algbw : array, shape (sizes,)
+        Sizes, ascending [B], times [s], bus and algorithm bandwidth [B/s].
+    expected : array, shape (sizes,)
+        Expected times, NaN where nothing is expected [s].
+    lines : array, shape (sizes,)
+        First line of each size [-].
+    slow : array, shape (sizes,)
+        1 where any row of this size is slow, else 0 [-].
+    """
+
+    nbytes: Array
+    seconds: Array
+    busbw: Array
+    algbw: Array
+    expected: Array
+    lines: Array
+    slow: Array
+
+
+@dataclass(frozen=True)
 class Case:
     """One run, a table of a log: what signatures of causes look at.
 
@@ -293,3 +321,20 @@ class Case:
             if verdict.sizes is sizes:
                 return verdict
         return None
+
+    @cached_property
+    def curve(self) -> Curve:
+        """Medians by size, which most signatures look at."""
+        rows = (
+            self.rows.filter((polars.col("nbytes") > 0) & (polars.col("seconds") > 0))
+            .group_by("nbytes")
+            .agg(
+                polars.col("seconds", "busbw", "algbw", "expected_s").median(),
+                polars.col("line").min(),
+                (polars.col("verdict") == Word.SLOW.value).any().alias("slow"),
+            )
+            .sort("nbytes")
+            .cast(polars.Float64)
+        )
+        nbytes, seconds, busbw, algbw, expected, lines, slow = rows.fill_null(math.nan).to_numpy().T
+        return Curve(nbytes, seconds, busbw, algbw, expected, lines, slow)
