@@ -1,11 +1,12 @@
 """What logs of nccl-tests say besides their tables; hosts, numbers and figures are invented."""
 
+import json
 import warnings
 from pathlib import Path
 
 import pytest
 
-from perfkit.readers.nccl import LogWarning, read_logs
+from perfkit.readers.nccl import LogWarning, list_devices, read_logs
 from perfkit.readers.nccl_facts import LogFacts, write_bus
 
 HEADER = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong"
@@ -83,6 +84,22 @@ def test_prefixes_of_launchers_are_understood(tmp_path: Path, prefix: str) -> No
     ]
     assert facts.network is None
     assert facts.hosts == ("elm-1", "elm-2")
+
+
+@pytest.mark.parametrize("form", ["{}", "{}\\n", "glued", "whole"])
+def test_lines_that_a_collector_of_logs_wraps_are_understood(tmp_path: Path, form: str) -> None:
+    lines = write_run("NCCL version 2.21.5+cuda12.4", say("Using network IB"))
+    if form == "glued":
+        wrapped = [f"2031-05-06T07:08:09.123-07:00{line}" for line in lines]
+    elif form == "whole":
+        wrapped = [json.dumps({"level": "info", "msg": "it ran", "output": "\n".join(lines)})]
+    else:
+        wrapped = [json.dumps({"log": line})[:-2] + form[2:] + '"}' for line in lines]
+    (facts,) = read_facts(tmp_path, wrapped)
+    assert [(said.text, said.host) for said in facts.networks] == [("IB", "elm-1")]
+    assert facts.hosts == ("elm-1", "elm-2")
+    assert facts.version == "2.21.5"
+    assert list_devices(tmp_path / "run.log") == ("NVIDIA H100 80GB HBM3",)
 
 
 def test_devices_buses_and_options(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from perfkit.readers.nccl_tables import (
     Half,
     Table,
     find_tables,
+    list_lines,
 )
 from perfkit.readers.rank_bounds import bound_ranks
 
@@ -616,7 +617,12 @@ def _find_devices(text: str) -> tuple[str, ...]:
     if holds_report(text):
         places = [place for run in read_reports(text, "text").facts for place in run.places]
         return tuple(sorted({place.name for place in places if place.name}))
-    return tuple(sorted({name.strip() for name in _GPU.findall(COLOURS.sub("", text))}))
+    names = set()
+    for _, line in list_lines(text):
+        device = _GPU.search(line) if "device" in line else None
+        if device is not None:
+            names.add(device[1].strip())
+    return tuple(sorted(names))
 
 
 def _read_logs(source: str | Path | Sequence[str | Path]) -> list[_Log]:

@@ -73,7 +73,7 @@ _AFFINITY = re.compile(
     r"|Affinity for GPU (\d+) is empty.*CPU affinity = ([\d,-]+)"
 )
 _ASSIGNED = re.compile(rf"\b({_VARIABLE})[\"']?\s?[=:]\s?[\"']?({_VALUE})")
-_VERSION = re.compile(r"\b([NR])CCL version *:? *v?(\d+\.\d+(?:\.\d+)?)([+.]\w[\w.]*)?")
+_VERSION = re.compile(r"(?<![A-Za-z])([NR])CCL version *:? *v?(\d+\.\d+(?:\.\d+)?)([+.]\w[\w.]*)?")
 _LIBRARY = re.compile(r"nccl-library=(\d{4,6})\b")
 _ADAPTER = re.compile(r"\[(\d+)\] ?([\w.-]+):([\w.:%]+?)(?:/(\w+)(?:/(\w+))?)?(?=<|[\s,;}]|$)")
 #: Rates of adapters in Mbit/s, as NCCL 2.21 and later print them.
@@ -417,6 +417,7 @@ class _HostText(NamedTuple):
 class _Collector:
     """Statements of one run, in the order of the log, equal ones once."""
 
+    hosts: dict[str, str] = field(default_factory=dict)  # as listed, by the host of a line
     commands: list[Statement] = field(default_factory=list)
     options: Options | None = None
     places: dict[int, RankPlace] = field(default_factory=dict)
@@ -437,6 +438,16 @@ class _Collector:
     graphs: dict[_HostText, Graph] = field(default_factory=dict)
     remarks: dict[_HostText, Remark] = field(default_factory=dict)
     warnings: dict[_HostText, Statement] = field(default_factory=dict)
+
+    def find_host(self, name: str) -> str:
+        """The host of a line as the list of devices writes it: what a collector of logs writes
+        before a line may join the name."""
+        host = self.hosts.get(name)
+        if host is None:
+            ends = [listed for listed in self.hosts.values() if name.endswith(listed)]
+            host = max(ends, key=len, default=name)
+            self.hosts[name] = host
+        return host
 
     def take_message(self, line: int, host: str, message: str) -> None:
         """Read what NCCL says in a line of NCCL INFO."""
@@ -882,7 +893,7 @@ def gather_facts(
         One for each run. Lines before the first run belong to the first one, lines
         between two runs to the one before.
     """
-    collectors = [_Collector() for _ in runs]
+    collectors = [_Collector(hosts=_list_hosts(run)) for run in runs]
     ends = [_find_begin(lines, run.begin) - 1 for run in runs[1:]] + [lines[-1][0] if lines else 1]
     place = 0
     unfinished = ""  # a command whose next line goes on
@@ -980,11 +991,12 @@ def _take_line(collector: _Collector, line: int, text: str, unfinished: str) -> 
     if "CCL INFO" in text or "CCL WARN" in text or "CCL ERROR" in text:
         spoken = _SPOKEN.search(text)
         if spoken is not None:
-            host, _, kind, message = spoken.groups()
+            name, _, kind, message = spoken.groups()
+            host = collector.find_host(name or "")
             if kind == "INFO":
-                collector.take_message(line, host or "", message)
+                collector.take_message(line, host, message)
             else:
-                collector.take_warning(line, host or "", message)
+                collector.take_warning(line, host, message)
             return unfinished
     bare = text.lstrip()
     if bare.startswith(_BARE) or " set by environment to " in text:
@@ -992,6 +1004,11 @@ def _take_line(collector: _Collector, line: int, text: str, unfinished: str) -> 
     elif "_" in text or "CCL version" in text or "nGpus" in text or "rccl-tests" in text:
         collector.take_other_line(line, text)
     return _take_command(collector, line, text, unfinished)
+
+
+def _list_hosts(run: Table) -> dict[str, str]:
+    """Hosts of a list of devices by their names."""
+    return {device.host: device.host for device in run.devices.values()}
 
 
 def _find_begin(lines: Sequence[tuple[int, str]], begin: int) -> int:

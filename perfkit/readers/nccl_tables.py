@@ -36,6 +36,8 @@ _OLD = (
     "not read; run a newer nccl-tests"
 )
 
+#: What a line of a log in JSON says, as Docker and others write it.
+_MESSAGE = re.compile(r'"(?:log|message|msg|line|output)"\s*:\s*"((?:[^"\\]|\\.)*)"')
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 START = re.compile(r"(?:nThreads?:?\s*(\d{1,9})\s+)?nGpus\S*\s+(\d{1,9})\s.*minBytes")
 _PROGRAM = re.compile(r"Collective test starting: (?:\S*/)?(\w+?)_perf")
@@ -468,7 +470,7 @@ class Findings(NamedTuple):
 
 def find_tables(text: str) -> Findings:
     """Find the tables of a text, and the first line that does not fit."""
-    lines = mend_rows(_list_lines(text))
+    lines = mend_rows(list_lines(text))
     tables = [Table()]
     misfit = None
     try:
@@ -487,13 +489,45 @@ def _quote(failure: Failure) -> str:
     return f"line {failure.line} says {show(failure.text.strip(), 160)}"
 
 
-def _list_lines(text: str) -> list[tuple[int, str]]:
-    """Lines that hold something, with their numbers from 1."""
+def list_lines(text: str) -> list[tuple[int, str]]:
+    """Lines of a log that hold something, with their numbers from 1; those that a collector of logs
+    wraps in JSON as they were printed.
+
+    Parameters
+    ----------
+    text : str
+        The log.
+
+    Returns
+    -------
+    lines : list of (int, str)
+        Number and text of each.
+
+    Examples
+    --------
+    >>> list_lines('{"log": "# Using devices\\\\n", "stream": "stdout"}')
+    [(1, '# Using devices')]
+    """
     plain = COLOURS.sub("", text)
     if "\n" not in plain:  # line ends of old Macs
         plain = plain.replace("\r", "\n")
-    numbered = enumerate(plain.split("\n"), 1)
-    return [(number, line[:_LONGEST]) for number, line in numbered if line.strip()]
+    lines = []
+    for number, line in enumerate(plain.split("\n"), 1):
+        if "\\n" in line or line.startswith('{"'):
+            lines += [(number, part[:_LONGEST]) for part in _unwrap(line) if part.strip()]
+        elif line.strip():
+            lines.append((number, line[:_LONGEST]))
+    return lines
+
+
+def _unwrap(line: str) -> list[str]:
+    """Lines that a collector of logs writes as one, in JSON or with their ends spelled out."""
+    messages = _MESSAGE.findall(line) if line.startswith('{"') else []
+    if messages:
+        line = max(messages, key=len)
+    elif not any(mark in line for mark in ("algbw", "NCCL", "nThread")):
+        return [line]
+    return [part.rstrip("\r").replace("\\t", "\t") for part in line.split("\\n")]
 
 
 def _check_end(tables: Sequence[Table], lines: Sequence[tuple[int, str]]) -> None:

@@ -95,7 +95,11 @@ def read_facts(rng: Rng, folder: Path) -> None:
             printed.insert(int(rng.integers(2, len(printed))), line)
         lines += printed
     path = folder / "run.log"
-    path.write_text("".join(f"{prefix}{line}\n" for line in lines))
+    lines = [f"{prefix}{line}" for line in lines]
+    if rng.random() < 0.2:
+        key = choose(rng, ("log", "message", "msg"))
+        lines = [json.dumps({key: f"{line}\n", "stream": "stdout"}) for line in lines]
+    path.write_text("".join(f"{line}\n" for line in lines))
     logs, _ = read_whole(lambda: read_logs(path))
     check_rows(logs.rows, tables)
     for found, facts in zip(logs.facts, drawn, strict=True):
