@@ -95,14 +95,17 @@ def price(candidate: Candidate, operation: str, nbytes: Array) -> Band | None:
     # where links are shared unevenly, less is normal, too
     longer = moved * (1 / candidate.slowest - 1)
     low = seconds * np.exp(-INTERVAL * spread)
-    fastest = _find_fastest(candidate, operation, sizes)
-    if fastest is not None:
-        low = np.minimum(low, fastest)
+    slowest = seconds
+    node = find_node_rate(candidate.links)
+    if _may_be_tree(candidate, operation) and node is not None:
+        low = np.minimum(low, _find_fastest(candidate, operation, sizes, node))
+        # NCCL may choose a ring, which sends each byte twice
+        slowest = np.maximum(seconds, factor * sizes / (node * _REACHED))
     return Band(
         seconds,
         low=low,
-        high=seconds * np.exp(INTERVAL * spread) + longer,
-        slow=seconds * np.exp(SLOW * spread) + longer,
+        high=slowest * np.exp(INTERVAL * spread) + longer,
+        slow=slowest * np.exp(SLOW * spread) + longer,
         moved=moved,
         full=None if line is None else factor * sizes / line,
     )
@@ -116,16 +119,15 @@ def _find_crossed(candidate: Candidate, operation: str) -> float | None:
     return find_line(candidate, operation)
 
 
-def _find_fastest(candidate: Candidate, operation: str, sizes: Array) -> Array | None:
+def _may_be_tree(candidate: Candidate, operation: str) -> bool:
+    """Whether an exchange is one of two nodes for which NCCL may choose a tree, whose bytes cross once."""
+    is_of_two = candidate.nodes == 2 and candidate.local > 1
+    return operation == "all_reduce" and is_of_two and candidate.algorithm is None
+
+
+def _find_fastest(candidate: Candidate, operation: str, sizes: Array, node: float) -> Array:
     """Times of trees over two nodes that hide one way behind the other: those of one node, or of the
-    adapters, which each byte crosses once [s]. Prices of the platform do not know them: 470 GB/s are
-    published (NVIDIA/nccl-tests#309), 367 priced. None for others."""
-    node = find_node_rate(candidate.links)
-    is_tree = operation == "all_reduce" and candidate.nodes == 2 and candidate.algorithm is None
-    if not is_tree or node is None or candidate.local < 2:
-        return None
-    try:
-        inside = find_times(candidate.model, operation, sizes, candidate.local, None)
-    except ValueError:
-        return None
+    adapters of a node [B/s], which each byte crosses once [s]. Prices of the platform do not know them: 470
+    GB/s are published (NVIDIA/nccl-tests#309), 367 priced."""
+    inside = find_times(candidate.model, operation, sizes, candidate.local, None)
     return np.maximum(inside, sizes / node)

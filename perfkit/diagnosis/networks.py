@@ -98,28 +98,35 @@ def list_networks(system: System, sheet: Datasheet, local: int) -> list[Network]
 
 def _list_named(named: Adapters, sheet: Datasheet) -> list[Network]:
     """Adapters that a log names, with the rate that it says, or with each that adapters are sold with; the
-    usual rate first."""
-    if named.rate is not None:
-        return [_name_network(named, named.rate, is_default=True)]
+    usual one first. Of more adapters than GPUs the others may serve storage."""
     usual_rate = sheet.links["NIC"].value if "NIC" in sheet.links else None
+    rates = [
+        Rate(sold, "the adapters that NCCL lists, as they are sold") for sold in _ADAPTER_RATES
+    ]
+    if named.rate is not None:
+        usual_rate = named.rate.value
+        rates = [named.rate]
+    usual = named.usual or 1
+    counts = sorted({usual, max(usual, named.count or 1)})
     networks = []
-    for sold in _ADAPTER_RATES:
-        source = "the adapters that NCCL lists, with a rate that adapters are sold with"
-        if sold == usual_rate:
-            source = f"the adapters that NCCL lists, with the rate of {sheet.links['NIC'].source}"
-        networks.append(_name_network(named, Rate(sold, source), is_default=sold == usual_rate))
+    for count in counts:
+        for rate in rates:
+            # of a known rate, all adapters may carry data as well as one for each GPU
+            is_alike = count == usual or named.rate is not None
+            is_default = rate.value == usual_rate and is_alike
+            networks.append(_name_network(named, count, rate, is_default=is_default))
     return sorted(networks, key=lambda network: not network.is_default)
 
 
-def _name_network(named: Adapters, rate: Rate, *, is_default: bool) -> Network:
-    """Adapters that a log names, with a rate."""
-    count = named.usual or 1
+def _name_network(named: Adapters, count: int, rate: Rate, *, is_default: bool) -> Network:
+    """Adapters that a log names, as many as carry data, with a rate."""
+    is_one_missing = named.count is not None and named.count < count
     return Network(
         f"{format_count(count, 'adapter')} of {_name_rate(rate.value)}",
         count * rate.value,
-        replace(named, rate=rate),
+        replace(named, usual=count, rate=rate),
         rate.source,
-        spread=NAMED if named.count == named.usual else ONE_MISSING,
+        spread=ONE_MISSING if is_one_missing else NAMED,
         is_default=is_default,
     )
 
@@ -163,21 +170,20 @@ def read_adapters(system: System) -> Adapters | None:
     listed = [facts.list_adapters(host) for host in {adapter.host for adapter in facts.adapters}]
     counts = []
     for adapters in listed:
-        names = {adapter.name for adapter in adapters if adapter.fabric != "Socket"}
-        if names:
-            counts.append(len(names))
+        ports = {(each.name, each.port) for each in adapters if each.fabric != "Socket"}
+        if ports:
+            counts.append(len(ports))
     if facts.network in (None, "Socket") and not counts:
         return None if facts.network is None else Adapters(network=facts.network)
     if facts.network == "Socket" or not counts:
         return Adapters(network=facts.network)
     count = min(counts)
     local = system.local or count
-    count = min(count, local)  # more of them serve storage
-    rates = {adapter.rate for adapter in facts.adapters if adapter.fabric != "Socket"}
-    rate = rates.pop() if len(rates) == 1 else None
-    usual = count
+    usual = min(count, local)
     if count == local - 1 and local > 2:
         usual = local  # one for each GPU, of which one is missing
+    rates = {adapter.rate for adapter in facts.adapters if adapter.fabric != "Socket"}
+    rate = rates.pop() if len(rates) == 1 else None
     stated = None if rate is None else Rate(rate, "what NCCL says of its adapters")
     return Adapters(count, usual, stated, facts.network, is_named=True)
 

@@ -163,8 +163,9 @@ def _choose(priced: Sequence[_Priced], sizes: Array, medians: Array, lost: Array
         return _choose_by_startup(priced, usual, medians)
     matching = [each for each, fit in zip(priced, fits, strict=True) if fit is _Fit.FITS]
     is_named = _is_named(usual.candidate)
-    if usual in matching:
-        return _Chosen(usual, tuple(_list_alike(usual, priced, matching)))
+    for each in matching:
+        if each.candidate.is_default:
+            return _Chosen(each, tuple(_list_alike(each, priced, matching)))
     if matching and not usual.candidate.is_default:
         # no network is usual for such nodes: any that explains the run will do
         return _Chosen(matching[0], tuple(matching), note=f"as {matching[0].candidate.name} give")
@@ -179,6 +180,8 @@ def _choose(priced: Sequence[_Priced], sizes: Array, medians: Array, lost: Array
         note = "less than every published network of such nodes gives"
         return _Chosen(usual, (usual,), is_slow=True, note=note)
     note = "the log does not say how its nodes are joined; run it with NCCL_DEBUG=INFO, or name a platform"
+    if is_named:
+        note = "the adapters that NCCL lists do not explain it; name a platform"
     return _Chosen(usual, (), note=note)
 
 
