@@ -215,6 +215,22 @@ def test_a_platform_of_the_user_says_what_the_log_does_not(tmp_path: Path) -> No
     assert "more than" in pk.diagnose(log, "l40s-8").headline() or not pk.diagnose(log, "l40s-8").ok
 
 
+def test_rings_over_nodes_of_cards_are_bound_by_their_adapters(tmp_path: Path) -> None:
+    """Two nodes of eight L40S over one adapter of 12.5 GB/s: 11 GB/s are a ring's, 4 are slow."""
+    listed = "NET/IB : Using [0]mlx5_0:1/IB [RO]"
+    speed = "NET/IB: [0] mlx5_0:uverbs0:1/IB provider=Mlx5 speed=100000 context=0x1"
+    lines = []
+    for host in ("a", "b"):
+        for text in (listed, speed, "Using network IB"):
+            lines.append(f"{host}:1:1 [0] NCCL INFO {text}")
+    for rate, verdict in ((11e9, "as expected"), (4e9, "slow")):
+        curve = follow(60e-6, rate, "all_reduce", 16)
+        log = write_run(
+            tmp_path / "run.log", curve, device="NVIDIA L40S", hosts=("a", "b"), lines=lines
+        )
+        assert pk.diagnose(log).verdict == verdict
+
+
 def test_nodes_with_unequal_numbers_of_ranks_are_not_judged(tmp_path: Path) -> None:
     log = write_run(tmp_path / "run.log", follow(30e-6, 100e9, "all_reduce", 16), hosts=("a", "b"))
     text = (

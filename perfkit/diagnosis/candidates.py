@@ -7,7 +7,15 @@ nodes: a verdict then needs all of them.
 
 from dataclasses import dataclass, replace
 
-from perfkit.diagnosis.models import PCIE, Model, add_nodes, build_cards, build_cluster, build_node
+from perfkit.diagnosis.models import (
+    PCIE,
+    Model,
+    add_nodes,
+    build_cards,
+    build_cluster,
+    build_node,
+    build_nodes_of_cards,
+)
 from perfkit.diagnosis.networks import ACROSS, Network, list_networks
 from perfkit.diagnosis.records import Adapters, Links, Rate
 from perfkit.diagnosis.systems import (
@@ -243,8 +251,11 @@ def _find_cluster(system: System, sheet: Datasheet, nodes: int, local: int) -> l
 
 def _join(system: System, sheet: Datasheet, network: Network, nodes: int, local: int) -> Candidate:
     """Nodes of a device that a network joins."""
-    fabric = find_fabric(sheet)
-    model = build_cluster(sheet.system, local, nodes, network.of_node, network.latency)
+    fabric, slot = find_fabric(sheet), find_slot(sheet)
+    if fabric is None and slot is not None and local > 1:
+        model = build_nodes_of_cards(sheet.system, local, nodes, slot.value, network.of_node)
+    else:
+        model = build_cluster(sheet.system, local, nodes, network.of_node, network.latency)
     spread = network.spread
     if not model.is_measured:
         spread = max(spread, _UNMEASURED)
@@ -253,7 +264,7 @@ def _join(system: System, sheet: Datasheet, network: Network, nodes: int, local:
     return Candidate(
         network.name,
         model,
-        Links(fabric, find_slot(sheet), network.adapters, find_multicast(system, sheet)),
+        Links(fabric, slot, network.adapters, find_multicast(system, sheet)),
         nodes * local,
         nodes,
         local,

@@ -105,10 +105,41 @@ def build_cards(system: str, ranks: int, slot: float) -> Model:
     model : Model
         The node; rings reach the usual share of its slots.
     """
+    return _build_ring(system, ranks, slot * _PCIE_SHARE)
+
+
+@lru_cache(maxsize=256)
+def build_nodes_of_cards(system: str, local: int, nodes: int, slot: float, of_node: float) -> Model:
+    """Build nodes of cards that PCIe alone joins, with adapters between the nodes.
+
+    Parameters
+    ----------
+    system : str
+        Name of the datasheet.
+    local, nodes : int
+        Ranks of a node, and nodes [-].
+    slot : float
+        Bandwidth of a slot, one way [B/s].
+    of_node : float
+        Rate of all adapters of a node, one way [B/s].
+
+    Returns
+    -------
+    model : Model
+        The nodes: NCCL's rings pass each card and the adapters of each node once. Of two nodes trees
+        cross the adapters with half of what the bus bandwidth counts.
+    """
+    crossed = 2 * of_node if nodes == 2 else of_node
+    return _build_ring(system, local * nodes, min(slot * _PCIE_SHARE, crossed))
+
+
+def _build_ring(system: str, ranks: int, busbw: float) -> Model:
+    """A device with a link over which large all_reduces reach a bus bandwidth [B/s]."""
     model = Model(Platform.from_datasheet(system, ranks=ranks), is_measured=False)
-    # collectives of datasheets reach a share of the link, so that this link gives the usual share
-    reached = find_bandwidth(model, "all_reduce", ranks, None) / slot
-    platform = model.platform.with_link("intra", bandwidth=slot * _PCIE_SHARE / reached)
+    link = model.platform.network.links["intra"].bandwidth.value
+    # collectives of datasheets reach a share of the link, so that this link gives that bandwidth
+    share = find_bandwidth(model, "all_reduce", ranks, None) / link
+    platform = model.platform.with_link("intra", bandwidth=busbw / share)
     return Model(platform, is_measured=False)
 
 
