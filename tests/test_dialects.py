@@ -412,3 +412,27 @@ def test_diagnoses_do_not_judge_other_libraries(tmp_path: Path) -> None:
         assert word in found.headline()
     path.write_text(ALL_REDUCE_BENCH)
     assert pk.diagnose(path).ok is True  # PyTorch's NCCL on named devices
+
+
+def test_in_place_times_count_where_there_are_no_others(tmp_path: Path) -> None:
+    """A curve comes from all_reduce_bench.py, which works in place alone; beside rows out of place
+    those count."""
+    rows = []
+    for power in range(16, 31):
+        seconds = 50e-6 + 2**power / 100e9
+        rate = 2**power / seconds / 1e9
+        rows.append(f"| {2 ** (power - 10)}KiB | {1.75 * rate:.2f}GBps | {rate:.2f}GBps |")
+    head = ALL_REDUCE_BENCH[: ALL_REDUCE_BENCH.index("|   32KiB")].replace("16 ranks", "8 ranks")
+    head = head.replace("--nnodes 2", "--nnodes 1")
+    (tmp_path / "torch.log").write_text(head + "\n".join(rows))
+    platform = pk.calibrate(nccl_logs=tmp_path, base="h100-sxm-8")
+    took = float(platform.collective_time("all_reduce", 2.0**30, ranks=8))
+    assert took == pytest.approx(50e-6 + 2**30 / 100e9, rel=0.02)
+    osu = [f"{2**power} {2e6 * (50e-6 + 2**power / 100e9):.2f}" for power in range(16, 31)]
+    title = "# OSU MPI-CUDA Allreduce Latency Test v7.1"
+    (tmp_path / "osu.log").write_text("\n".join(["mpirun -n 8 osu_allreduce", title, *osu]))
+    with pytest.warns(UserWarning, match="torch.log is not used"):
+        platform = pk.calibrate(nccl_logs=tmp_path, base="h100-sxm-8")
+    assert platform.collective_time("all_reduce", 2.0**30, ranks=8) == pytest.approx(
+        2 * took, rel=0.02
+    )

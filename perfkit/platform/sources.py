@@ -149,11 +149,12 @@ def fit_curves(
 
 
 def _select(frame: Table) -> Table:
-    """Rows with bytes, out of place if that is known, and of sums where there are sums."""
+    """Rows with bytes, out of place where that was measured, and of sums where there are sums."""
     check_threads()
     rows = frame.filter(pl.col("nbytes") > 0)
     if "in_place" in rows.columns:
-        rows = rows.filter(~pl.col("in_place"))
+        out_of_place = ~pl.col("in_place")
+        rows = rows.filter(out_of_place | ~out_of_place.any().over("operation", "ranks"))
     if "redop" in rows.columns:  # training sums; products take another kernel
         is_sum = (pl.col("redop") == "sum").fill_null(False)
         rows = rows.filter(is_sum | ~is_sum.any().over("operation", "ranks"))
