@@ -17,7 +17,7 @@ from perfkit.diagnosis import (
     causes_run,
     causes_sockets,
 )
-from perfkit.diagnosis.causes import ALARMS, REMARKS, SIGNATURES, find_causes
+from perfkit.diagnosis.causes import ALARMS, FALLBACKS, REMARKS, SIGNATURES, find_causes
 from perfkit.diagnosis.causes_between import compare_runs
 from perfkit.diagnosis.known_rates import Path as Way
 from perfkit.diagnosis.known_rates import find_ethernet, find_shares
@@ -268,6 +268,13 @@ def test_sockets_by_figures_alone(tmp_path: Path) -> None:
     assert find(case, "sockets").certainty is Certainty.POSSIBLE
 
 
+def test_a_break_down_is_no_rate_of_ethernet(tmp_path: Path) -> None:
+    unnamed = name_adapters(8, 8, 25 * GB, is_named=False)
+    run = Run(with_kink(200e6, 40), hosts=FOUR)
+    case = make_case(tmp_path, run, HDR, expect(A100, 192 * GB, adapters=unnamed))
+    assert names(case) == ["worse algorithm"]
+
+
 def test_a_slow_run_over_infiniband_has_no_sockets(tmp_path: Path) -> None:
     case = make_hdr(tmp_path, 2.75 * GB, say("Using network IB"))
     assert "sockets" not in names(case)
@@ -398,6 +405,7 @@ def test_peers_that_a_variable_turns_off(tmp_path: Path) -> None:
     assert cause.name == "host memory"
     assert "because of NCCL_P2P_DISABLE=1" in cause.sentence
     assert cause.advice[0] == "unset NCCL_P2P_DISABLE"
+    assert "NVLink not used" not in names(case)
 
 
 def test_direct_copies_that_are_somewhat_slow_are_not_through_the_host(tmp_path: Path) -> None:
@@ -534,6 +542,18 @@ def test_few_channels(tmp_path: Path) -> None:
     cause = find(case, "few channels")
     assert "2 channels; NCCL counts 24 GB/s at most for one, 48 GB/s for all" in words(cause)
     assert cause.advice[0] == "unset NCCL_MAX_NCHANNELS"
+    command = "$ NCCL_MAX_NCHANNELS=2 ./build/all_reduce_perf -b 8 -e 8G -f 2 -g 8"
+    run = Run(follow(20e-6, 44 * GB), command=command)
+    case = make_case(tmp_path, run, follow(20e-6, 235 * GB), expect(A100, 235 * GB))
+    assert find_causes(case)[0].sentence == "2 channels are too few for these links"
+    assert names(case) == ["few channels", "settings"]
+    twice = Run(
+        follow(20e-6, 44 * GB),
+        command=command,
+        said=(say("NCCL_MAX_NCHANNELS set by environment to 2"),),
+    )
+    case = make_case(tmp_path, twice, follow(20e-6, 235 * GB), expect(A100, 235 * GB))
+    assert len(find(case, "settings").evidence) == 1
     run = Run(follow(20e-6, 44 * GB), said=(say(CHANNELS.format(24, 0)),))
     case = make_case(tmp_path, run, follow(20e-6, 235 * GB), expect(A100, 235 * GB))
     assert "few channels" not in names(case)
@@ -725,6 +745,7 @@ def test_a_network_that_loses_packets(tmp_path: Path) -> None:
     said = [list_adapters(host, ["mlx5_0"], "RoCE") for host in FOUR]
     expectation = expect(A100, 192 * GB, adapters=EIGHT_HDR)
     case = make_case(tmp_path, Run(lossy, hosts=FOUR, said=tuple(said)), usual, expectation)
+    assert "worse algorithm" not in names(case)
     assert find(case, "lost packets").certainty is Certainty.LIKELY
     case = make_case(tmp_path, Run(lossy, hosts=FOUR), usual, expectation)
     assert find(case, "lost packets").certainty is Certainty.POSSIBLE
@@ -1031,7 +1052,7 @@ def test_every_signature_is_asked_and_tested() -> None:
         for name in dir(room)
         if name.startswith(("find_", "note_")) and getattr(room, name).__module__ == room.__name__
     }
-    asked = {*ALARMS, *SIGNATURES, *REMARKS}
+    asked = {*ALARMS, *SIGNATURES, *FALLBACKS, *REMARKS}
     helpers: set[Callable[..., object]] = {causes_node.find_pcie_line}
     assert defined - helpers == asked
 

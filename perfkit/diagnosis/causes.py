@@ -44,13 +44,14 @@ SIGNATURES: tuple[Signature, ...] = (
     causes_adapters.find_half_adapters,
     causes_adapters.find_flat_topology,
     causes_run.find_known_faults,
-    causes_node.find_part_of_links,
     causes_curve.find_spread,
     causes_run.find_mixed_devices,
     causes_run.find_bound_processes,
     causes_curve.find_unlike_halves,
     causes_run.find_warnings,
 )
+#: What is left where none of these explains the bandwidth.
+FALLBACKS: tuple[Signature, ...] = (causes_node.find_part_of_links,)
 #: What is normal though it may look odd.
 REMARKS: tuple[Signature, ...] = (
     causes_node.note_multicast_choice,
@@ -77,6 +78,8 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
     causes = [cause for cause in _ask(case, SIGNATURES) if _explains(case, cause)]
     causes.sort(key=_rank)
     causes = _drop_weaker(case, causes)
+    if not any(Range.BANDWIDTH in cause.sizes for cause in causes):
+        causes += [cause for cause in _ask(case, FALLBACKS) if _explains(case, cause)]
     for word in (Word.SLOW, Word.TOO_GOOD):
         if not any(word in cause.explains for cause in causes):
             unknown = causes_run.explain_unknown(case, word)

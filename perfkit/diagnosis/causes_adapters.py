@@ -22,6 +22,7 @@ from perfkit.diagnosis.evidence import (
 from perfkit.diagnosis.known_rates import ADAPTER_LINES, Path, find_shares
 from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range
+from perfkit.diagnosis.shapes import find_kink
 from perfkit.readers.nccl_facts import Adapter
 
 _NUMBERED = re.compile(r"(.*?)(\d+)")
@@ -343,6 +344,8 @@ def find_fewer_rails(case: Case) -> Cause | None:
     if usual is None or rate is None or rate.high > 1.05 * rate.low:
         return None
     line = adapters.rate.value
+    if find_kink(case.curve.nbytes, case.curve.busbw) is not None:
+        return None  # smaller messages show that the adapters give more
     count = _count_adapters(rate.low, line)
     if count is None or count >= usual:
         return None
@@ -527,7 +530,7 @@ def find_half_adapters(case: Case) -> Cause | None:
         return None
     line = adapters.rate.value
     each = rate.high / adapters.count
-    if each > _HALF * line:
+    if each > _HALF * line or find_kink(case.curve.nbytes, case.curve.busbw) is not None:
         return None
     listed = [found for adapters_ in list_data_adapters(case).values() for found in adapters_]
     bonds = [adapter for adapter in listed if "bond" in adapter.name]

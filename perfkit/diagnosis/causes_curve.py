@@ -76,6 +76,8 @@ def find_worse_algorithm(case: Case) -> Cause | None:
         return None
     curve = case.curve
     kink = find_kink(curve.nbytes, curve.busbw)
+    if find_lost_packets(case) is not None:
+        return None
     if kink is None or not curve.slow[curve.nbytes == kink.after].any():
         return None
     if kink.is_single:

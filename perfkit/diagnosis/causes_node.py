@@ -19,6 +19,7 @@ from perfkit.diagnosis.known_rates import PCIE_LINES, Path, find_shares
 from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
 from perfkit.diagnosis.shapes import find_kink
+from perfkit.readers.nccl_facts import Transport
 
 #: GeForce cards, whose driver gives no peer access over PCIe: RTX 20 (NVIDIA/nccl-tests#117, a 2080 Ti
 #: has none), 30, 40 (NVIDIA/nccl#1086) and 50 (tinygrad/open-gpu-kernel-modules#29).
@@ -45,6 +46,10 @@ _OF_CHANNEL = {"V100": 26.5e9, "A100": 24e9, "H100": 38.7e9, "H200": 38.7e9, "B2
 
 #: Sizes that bandwidth decides.
 _LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
+
+
+#: Variables that say how many channels there are at most.
+_MOST_CHANNELS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
 
 
 def _is_on_one_node(case: Case) -> bool:
@@ -106,8 +111,7 @@ def find_host_memory(case: Case) -> Cause | None:
     if not is_slow(case, Range.BANDWIDTH, Range.MIDDLE):
         return None
     settings = list_settings(case, Effect.NO_PEERS)
-    shared = [each for each in take_facts(case).transports if each.way == "SHM"]
-    if shared or (settings and case.ranks != case.nodes):
+    if _list_shared(case) or (settings and case.ranks != case.nodes):
         return _explain_host_memory(case)
     if not _is_on_one_node(case) or case.expectation.links.nvlink is not None:
         return None
@@ -116,12 +120,17 @@ def find_host_memory(case: Case) -> Cause | None:
     return _guess_host_memory(case)
 
 
+def _list_shared(case: Case) -> list[Transport]:
+    """Connections through shared memory."""
+    return [each for each in take_facts(case).transports if each.way == "SHM"]
+
+
 def _explain_host_memory(case: Case) -> Cause:
     """Copies through the host that the log names."""
     evidence = quote_settings(case, list_settings(case, Effect.NO_PEERS))
     settings = list_settings(case, Effect.NO_PEERS)
     transports = take_facts(case).transports
-    shared = [each for each in transports if each.way == "SHM"]
+    shared = _list_shared(case)
     if shared:
         count = sum(each.times for each in shared)
         local = count + sum(each.times for each in transports if each.way == "P2P")
@@ -250,6 +259,8 @@ def find_unused_nvlink(case: Case) -> Cause | None:
         return None
     if plateau.busbw > line or (case.expectation.busbw or 0) < 2 * line:
         return None
+    if _list_shared(case) or list_settings(case, Effect.NO_PEERS):
+        return None  # `find_host_memory` says so
     evidence = [describe_plateau(case, plateau), *_describe_pcie_share(case, plateau)]
     certainty = Certainty.LIKELY
     away = [each for each in take_facts(case).graphs if each.within_path not in _NVLINK_PATHS]
@@ -392,6 +403,23 @@ def find_network_within_node(case: Case) -> Cause | None:
 # --------------------------------------------------------------------------------------------------
 
 
+def has_multicast(case: Case) -> bool:
+    """Say whether the GPUs are of boards whose switches can reduce.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    has_multicast : bool
+        Whether they are, by the name of the device.
+    """
+    device = case.expectation.device or ""
+    return _HAS_MULTICAST.search(device) is not None and _IS_CARD.search(device) is None
+
+
 def find_no_nvlink_sharp(case: Case) -> Cause | None:
     """An all_reduce without the reduction in NVLink's switches, on boards that have it.
 
@@ -410,8 +438,7 @@ def find_no_nvlink_sharp(case: Case) -> Cause | None:
     cause : Cause or None
         None where it does not fit.
     """
-    device = case.expectation.device or ""
-    if not _HAS_MULTICAST.search(device) or _IS_CARD.search(device):
+    if not has_multicast(case):
         return None
     if case.operation != "all_reduce" or case.nodes is None or case.nodes > 2:
         return None
@@ -496,7 +523,7 @@ def _quote_multicast(case: Case) -> list[Evidence]:
 def find_few_channels(case: Case) -> Cause | None:
     """Fewer channels than the links need.
 
-    Evidence: the channels that NCCL prints, times what NCCL counts for one at most, are less than the
+    Evidence: the channels that NCCL prints, or that a variable allows at most, times what NCCL counts for one at most, are less than the
     expected rate, and no less than what was measured (likely).
 
     Parameters
@@ -511,24 +538,26 @@ def find_few_channels(case: Case) -> Cause | None:
     """
     if not _is_on_one_node(case) or not is_slow(case, Range.BANDWIDTH):
         return None
-    channels = take_facts(case).channels
     plateau = find_plateau(case)
     expected = case.expectation.busbw
-    if channels is None or plateau is None or expected is None or channels.nvls:
+    settings = list_settings(case, Effect.FEWER_CHANNELS)
+    channels = take_facts(case).channels
+    if channels is not None and channels.nvls:
         return None
+    counts = [int(each.value) for each in settings if each.name in _MOST_CHANNELS]
+    if channels is not None:
+        counts.append(channels.collective)
     device = case.expectation.device or ""
     rates = [rate for name, rate in _OF_CHANNEL.items() if name in device]
-    if not rates:
+    if not counts or not rates or plateau is None or expected is None:
         return None
-    most = channels.collective * rates[0]
+    count = min(counts)
+    most = count * rates[0]
     if most >= 0.9 * expected or plateau.busbw > 1.1 * most:
         return None
-    text = (
-        f"{channels.collective} channels; NCCL counts {write_rate(rates[0])} at most for one, "
-        f"{write_rate(most)} for all"
-    )
-    evidence = [quote(case, channels, text), describe_plateau(case, plateau)]
-    settings = list_settings(case, Effect.FEWER_CHANNELS)
+    text = f"{count} channels; NCCL counts {write_rate(rates[0])} at most for one, {write_rate(most)} for all"
+    line = plateau.line if channels is None else channels.line
+    evidence = [Evidence(text, case.file, line), describe_plateau(case, plateau)]
     evidence += quote_settings(case, settings)
     advice = ["set NCCL_MIN_NCHANNELS to 16 or 32 and compare"]
     if settings:
@@ -539,7 +568,7 @@ def find_few_channels(case: Case) -> Cause | None:
     )
     return Cause(
         "few channels",
-        f"{channels.collective} channels are too few for these links",
+        f"{count} channels are too few for these links",
         tuple(evidence),
         tuple(advice),
         ("uccl-project/uccl#205", "NVIDIA/nccl#1649"),
@@ -561,8 +590,7 @@ def note_multicast_choice(case: Case) -> Cause | None:
     remark : Cause or None
         None where it is not so.
     """
-    device = case.expectation.device or ""
-    if not _HAS_MULTICAST.search(device) or _IS_CARD.search(device):
+    if not has_multicast(case):
         return None
     nvlink = case.expectation.links.nvlink
     if case.operation != "all_reduce" or not _is_on_one_node(case) or nvlink is None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perfkit.diagnosis.causes_node import find_pcie_line, note_multicast_choice
+from perfkit.diagnosis.causes_node import find_pcie_line, has_multicast, note_multicast_choice
 from perfkit.diagnosis.evidence import (
     describe_plateau,
     find_plateau,
@@ -509,7 +509,8 @@ def note_settings(case: Case) -> Cause | None:
     """
     if is_slow(case) or note_multicast_choice(case) is not None:
         return None
-    settings = list_settings(case, *_NOTED)
+    noted = (*_NOTED, Effect.NO_MULTICAST) if has_multicast(case) else _NOTED
+    settings = list_settings(case, *noted)
     if not settings:
         return None
     names = join_names(f"{setting.name}={setting.value}" for setting in settings)

@@ -32,6 +32,8 @@ _VIRTUAL = re.compile(
 #: [-]: a card of 100 Gb/s gives 6 GB/s over TCP (NVIDIA/nccl#398), adapters of 400 Gb/s for eight GPUs
 #: 370.
 _FAR_BELOW = 0.25
+#: A smaller message with more bandwidth than this proves a faster network [-], see `shapes.find_kink`.
+_BETTER = 1.25
 
 
 def _describe_ethernet(case: Case, plateau: Plateau) -> Evidence | None:
@@ -137,6 +139,8 @@ def _guess_sockets(case: Case, plateau: Plateau | None) -> Cause | None:
     expected = case.expectation.busbw
     if plateau is None or expected is None or plateau.busbw > _FAR_BELOW * expected:
         return None
+    if case.curve.busbw.max() > _BETTER * plateau.busbw:
+        return None  # the network itself gives more
     ethernet = _describe_ethernet(case, plateau)
     if ethernet is None:
         return None

@@ -373,12 +373,14 @@ def list_settings(case: Case, *effects: Effect) -> list[Setting]:
     settings : list of Setting
         In the order of the log; those of plugins are left out.
     """
-    return [
-        setting
-        for setting in take_facts(case).settings
-        if setting.source != "plugin"
-        and any(found.effect in effects for found in find_variables(setting.name, setting.value))
-    ]
+    settings: dict[str, Setting] = {}
+    for setting in take_facts(case).settings:
+        variables = find_variables(setting.name, setting.value)
+        is_asked = any(variable.effect in effects for variable in variables)
+        if is_asked and setting.source != "plugin":
+            # a command and NCCL itself may both name it
+            settings.setdefault(f"{setting.name}={setting.value}", setting)
+    return list(settings.values())
 
 
 def quote_settings(case: Case, settings: Sequence[Setting]) -> list[Evidence]:
