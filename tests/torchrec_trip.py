@@ -32,6 +32,7 @@ import perfkit as pk
 from perfkit.ground.units import format_table
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.placement_kinds import KINDS
+from perfkit.workloads.tables import list_formats
 from perfkit.workloads.torchrec_format import make_constraints, make_sharding_plan
 from tests import torchrec_stand_ins
 from tests.torchrec_cases import (
@@ -685,11 +686,83 @@ def check_wrapped() -> Iterator[Check]:
     yield Check("sharding types of constraints", allowed == {"row_wise"}, f"{allowed}")
 
 
+def check_formats() -> Iterator[Check]:
+    """Tables of several data types and features: their kernels, what these write, and what a sample
+    gets, in TorchRec and FBGEMM as in perfkit."""
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+    from torchrec import EmbeddingBagCollection
+    from torchrec.distributed.embedding_sharding import group_tables
+    from torchrec.distributed.embedding_types import (
+        EmbeddingComputeKernel,
+        ShardedEmbeddingTable,
+    )
+    from torchrec.modules.embedding_configs import (
+        DataType,
+        EmbeddingBagConfig,
+        data_type_to_sparse_type,
+    )
+
+    configs = [
+        EmbeddingBagConfig(100, 16, "wide", DataType.FP32, ["a", "b"]),
+        EmbeddingBagConfig(50, 8, "narrow", DataType.FP16, ["c"]),
+        EmbeddingBagConfig(20, 8, "other", DataType.BF16, ["d"]),
+        EmbeddingBagConfig(30, 8, "again", DataType.FP16, ["e", "f", "g"]),
+    ]
+    model = EmbeddingBagCollection(configs, device=torch.device("meta"))
+    tables = read_quietly(pk.read_tables, model)
+    has = [(table.number_format, table.num_features) for table in tables]
+    wanted = [("fp32", 2), ("fp16", 1), ("bf16", 1), ("fp16", 3)]
+    yield Check("data types and features of tables", has == wanted, f"{has}")
+
+    sharded = [
+        ShardedEmbeddingTable(
+            **{entry.name: getattr(config, entry.name) for entry in fields(config)},
+            local_rows=config.num_embeddings,
+            local_cols=config.embedding_dim,
+            compute_kernel=EmbeddingComputeKernel.FUSED,
+        )
+        for config in configs
+    ]
+    [groups] = group_tables([sharded])
+    formats = list_formats(tables.tables)
+    yield Check("a kernel for each format", len(groups) == len(formats), f"{len(groups)} kernels")
+
+    for group in groups[:2]:  # BF16 has no kernel on CPUs
+        members = group.embedding_tables
+        kernel = SplitTableBatchedEmbeddingBagsCodegen(
+            [
+                (one.num_embeddings, one.embedding_dim, EmbeddingLocation.HOST, ComputeDevice.CPU)
+                for one in members
+            ],
+            feature_table_map=[
+                number for number, one in enumerate(members) for _ in one.feature_names
+            ],
+            weights_precision=data_type_to_sparse_type(group.data_type),
+        )
+        features = group.num_features()
+        offsets = torch.arange(features * _BATCH + 1)
+        pooled = kernel(torch.zeros(features * _BATCH, dtype=torch.int64), offsets)
+        own = [table for table in tables if table.name in {one.name for one in members}]
+        stored = sum(weights.nbytes for weights in kernel.split_embedding_weights())
+        same = (
+            pooled.element_size() == tables.pooled_itemsize
+            and pooled.shape == (_BATCH, sum(table.num_features * table.dim for table in own))
+            and stored == sum(table.nbytes for table in own)
+        )
+        shown = f"{tuple(pooled.shape)} of {pooled.dtype}, {stored} B of weights"
+        yield Check(f"pooled rows of tables in {own[0].number_format}", same, shown)
+
+
 def list_checks(kept: dict[str, Any]) -> Iterator[Check]:
     """All checks, in order."""
     port = 29_611 + os.getpid() % 2000
     yield from check_stand_ins()
     yield from check_wrapped()
+    yield from check_formats()
     yield from check_model(port)
     for name, plan in list_plans().items():
         port += 1
