@@ -288,10 +288,12 @@ def test_the_reserve_is_context_communicators_and_fragments(
 
 def test_a_reserve_beyond_the_gib_of_a_device_is_said() -> None:
     """80 GB are 85.9e9 B: 81e9 B with the reserve fit, 87e9 do not, and 80.1e9 need no reserve."""
-    assert Memory({"all": 75e9}, 80e9, 6e9).fits_with_reserve
-    assert not Memory({"all": 79e9}, 80e9, 8e9).fits_with_reserve
-    assert Memory({"all": 79e9}, 80e9, 8e9).fits
-    assert Memory({"all": 1.0}, None, 8e9).fits_with_reserve is None
+    assert Memory({"all": 75e9}, 80e9, 6e9).fits
+    assert not Memory({"all": 79e9}, 80e9, 8e9).fits
+    assert not Memory({"all": 80.1e9}, 80e9, 0.0).fits
+    assert Memory({"all": 1.0}, None, 8e9).fits is None
+    shown = "needs 79 GB of 80 GB, and 87 GB with its reserve: does not fit"
+    assert repr(Memory({"all": 79e9}, 80e9, 8e9)) == shown
     model = pk.Transformer.gpt2(batch=8, dtype="bf16")
     gpu = pk.load_platform("a100-sxm-8")
     with keep_quiet():

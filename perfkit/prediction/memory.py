@@ -157,27 +157,40 @@ class Memory(Shown):
         """Whether the device has enough memory, and the host for what is offloaded; None if the
         memory of the device is not known.
 
-        The quoted memory has to hold what is allocated. A GPU has GiB where GB are quoted, which
-        leaves 6.9 % of it for the reserve; see `fits_with_reserve`.
+        The rule is that of `Room`, as in `perfkit.explore`: the quoted memory has to hold what is
+        allocated, and the GiB that a GPU has where GB are quoted hold the reserve, too.
         """
         if self.host_capacity is not None and self.on_host > self.host_capacity:
             return False
-        return None if self.capacity is None else self.total <= self.capacity
-
-    @property
-    def fits_with_reserve(self) -> bool | None:
-        """Whether the GiB that a device has where GB are quoted hold the reserve, too; None if its
-        memory is not known."""
         if self.capacity is None:
             return None
-        return self.reserved <= Room.of_device(self.capacity).reserved
+        return bool(Room.of_device(self.capacity).holds(self.total, self.reserve))
 
-    def __repr__(self) -> str:
+    @property
+    def lacks_reserve(self) -> bool:
+        """Whether only what a process takes beside its tensors does not fit."""
+        has_room = self.host_capacity is None or self.on_host <= self.host_capacity
+        return self.fits is False and has_room and self.total <= (self.capacity or 0.0)
+
+    def describe_need(self) -> str:
+        """Say what is needed, and of how much.
+
+        Examples
+        --------
+        >>> Memory({"all": 79e9}, 80e9, 8e9).describe_need()
+        'needs 79 GB of 80 GB'
+        """
         known = f" of {format_bytes(self.capacity)}" if self.capacity is not None else ""
         if self.host_capacity is not None:
             of_host = f"{format_bytes(self.on_host)} of {format_bytes(self.host_capacity)}"
             known += f", and {of_host} on the host"
-        return f"needs {format_bytes(self.total)}{known}{': does not fit' if self.fits is False else ''}"
+        return f"needs {format_bytes(self.total)}{known}"
+
+    def __repr__(self) -> str:
+        need = self.describe_need()
+        if self.lacks_reserve:
+            return f"{need}, and {format_bytes(self.reserved)} with its reserve: does not fit"
+        return f"{need}: does not fit" if self.fits is False else need
 
 
 def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
@@ -679,10 +692,10 @@ def find_shortage(
     if most <= capacity and not offloads:
         communicators = max(count_communicators(graph) for graph in graphs)
         reserve = estimate_reserve(most, communicators)
-        if Memory({"all": most}, capacity, reserve).fits_with_reserve:
+        if Memory({"all": most}, capacity, reserve).fits:
             return ()
     memory = measure_memory(graphs, platform)
-    if memory.fits and memory.fits_with_reserve:
+    if memory.fits:
         return ()
     if memory.host_capacity is not None and memory.on_host > memory.host_capacity:
         less = "a smaller offload_fraction"
@@ -692,11 +705,11 @@ def find_shortage(
             f"a rank {memory}: the host is too small; take {less}, more nodes, or state a host with more "
             "memory by .with_host_memory(capacity=...)",
         )
-    if not memory.fits:
+    if not memory.lacks_reserve:
         return (f"a rank {memory}; {advise()}",)
     reserved = format_bytes(memory.reserved)
     installed = Room.of_device(capacity).describe_reserved()
     return (
-        f"a rank {memory}, and {reserved} with what its process takes beside it (context of CUDA, "
+        f"a rank {memory.describe_need()}, and {reserved} with what its process takes beside it (context of CUDA, "
         f"buffers of NCCL, fragments) of {installed}: it may not fit; {advise()}",
     )
