@@ -273,6 +273,13 @@ def test_runs_are_counted_and_their_spread_is_said(diagnosis: pk.Diagnosis) -> N
     assert "runs differ: all_reduce of 8 B takes 20 µs to 36 µs in 2 runs" in str(diagnosis)
 
 
+def test_runs_on_other_devices_are_not_beside_each_other(tmp_path: Path) -> None:
+    curve = follow(20e-6, 230e9, "all_reduce", 8)
+    write_run(tmp_path / "a.log", curve, device=A100)
+    write_run(tmp_path / "h.log", lambda size: curve(size) / 2, device=H100)
+    assert not len(pk.diagnose(tmp_path).spread())
+
+
 def test_floors_of_a_health_check_lie_between_the_healthy_and_the_slow_run(
     diagnosis: pk.Diagnosis,
 ) -> None:

@@ -152,21 +152,22 @@ class Diagnosis(Tabular):
         return pl.DataFrame(rows, schema=_TABLE)
 
     def spread(self) -> Table:
-        """How runs of the same operation differ.
+        """How runs of the same operation on equal systems differ.
 
         Returns
         -------
         frame : polars.DataFrame
-            operation, ranks, nodes, size_bytes, runs [-], and the fastest, the median and the slowest
-            time, fastest_s, median_s and slowest_s; of sizes that several runs have.
+            system, operation, ranks, nodes, size_bytes, runs [-], and the fastest, the median and the
+            slowest time, fastest_s, median_s and slowest_s; of sizes that several runs have.
         """
         medians = []
         for number, finding in enumerate(self.findings):
             by_size = finding.case.rows.group_by("operation", "ranks", "nodes", "nbytes").agg(
                 pl.col("seconds").median()
             )
-            medians.append(by_size.with_columns(pl.lit(number).alias("run")))
-        same = ["operation", "ranks", "nodes", "nbytes"]
+            about = (pl.lit(number).alias("run"), pl.lit(finding.system).alias("system"))
+            medians.append(by_size.with_columns(*about))
+        same = ["system", "operation", "ranks", "nodes", "nbytes"]
         frame = (
             pl.concat(medians)
             .group_by(same)
@@ -331,12 +332,12 @@ class Diagnosis(Tabular):
         """Lines on runs of the same operation that differ."""
         lines = []
         for key, frame in self.spread().group_by(
-            "operation", "ranks", "nodes", maintain_order=True
+            "system", "operation", "ranks", "nodes", maintain_order=True
         ):
             for row in (frame.row(0, named=True), frame.row(-1, named=True)):
                 if row["slowest_s"] > _DIFFER * row["fastest_s"]:
                     lines.append(
-                        f"runs differ: {key[0]} of {write_size(row['size_bytes'])} takes "
+                        f"runs differ: {key[1]} of {write_size(row['size_bytes'])} takes "
                         f"{write_microseconds(row['fastest_s'])} to {write_microseconds(row['slowest_s'])} "
                         f"in {row['runs']} runs"
                     )

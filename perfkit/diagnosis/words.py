@@ -4,6 +4,8 @@ import math
 
 from perfkit.ground.units import format_rate
 
+#: Share of a unit from which on a size of three digits is written with it [-].
+_ALMOST = 0.9995
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -22,11 +24,11 @@ def write_size(nbytes: float) -> str:
 
     Examples
     --------
-    >>> write_size(8), write_size(2**33), write_size(1.5 * 2**20)
-    ('8 B', '8 GiB', '1.5 MiB')
+    >>> write_size(8), write_size(2**33), write_size(1.5 * 2**20), write_size(2**30 - 64)
+    ('8 B', '8 GiB', '1.5 MiB', '1 GiB')
     """
     for unit, name in _SIZES:
-        if nbytes >= unit:
+        if nbytes >= _ALMOST * unit:
             return (
                 f"{nbytes / unit:.3g} {name}"
                 if nbytes < 1000 * unit
