@@ -293,6 +293,17 @@ def test_floors_of_a_health_check_lie_between_the_healthy_and_the_slow_run(
     assert busbw == sorted(busbw)
 
 
+def test_a_report_has_the_ranges_and_the_floors(
+    diagnosis: pk.Diagnosis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pk.Diagnosis, "chart", lambda _: None)  # which test_plots.py draws
+    sections = dict(diagnosis.sections())
+    heads, *rows = sections["By sizes"]
+    assert rows[0][heads.index("verdict")] == "as expected" and "b.log" in rows[0][0]
+    assert rows[2][heads.index("measured")] == "128 GB/s"
+    assert "Runs beside each other" in sections and "Floors of a health check" in sections
+
+
 def test_rows_have_what_was_measured_and_expected(diagnosis: pk.Diagnosis) -> None:
     rows = diagnosis.rows
     assert len(rows) == 2 * 2 * len(SIZES)
