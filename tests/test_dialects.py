@@ -209,6 +209,15 @@ def test_param() -> None:
         ("all_reduce", 16, 2, "fp32", "sum", 2**20, 100e-6, False),
         ("all_to_all", 16, 2, "bf16", None, 2**21, 200e-6, False),
     ]
+    programs = []
+    for backend in ("nccl", "gloo"):
+        text = f"\t backend: {backend} nw-stack: pytorch-dist mode: comms\n{PARAM}"
+        with pytest.warns(LogWarning):
+            programs.append(_collect([_Log("a", text)], partial=False).programs["a"])
+    assert [program.unlike for program in programs] == [
+        None,
+        "its operations are those of gloo, not of NCCL",
+    ]
     alone = PARAM.split("\n", 1)[1]
     assert [row[1:3] for row in quietly(alone)] == [(16, None), (16, None)]
     with pytest.raises(ValueError, match="the row is not complete"):

@@ -38,7 +38,7 @@ _OLDER = re.compile(
     r"bandwidth of all_reduce with a (\d{1,9}(?:\.\d+)?)GB payload \(.*?(\d{1,6}) ranks\)"
 )
 _ALGBW = re.compile(r"\balgbw: (\d{1,9}\.\d{3}) GBps")
-_DEVICE = re.compile(r"_(?:Cuda|Hip|Xpu)DeviceProperties\(name='([^']{1,80})'")
+_DEVICE = re.compile(r"_(?P<kind>Cuda|Hip|Xpu)DeviceProperties\(name='(?P<name>[^']{1,80})'")
 _ROW = re.compile(
     r"\|\s*(\d{1,9}(?:\.\d+)?)([KMGT]?)i?B \|\s*(\d{1,9}\.\d\d)GBps \|\s*(\d{1,9}\.\d\d)GBps \|"
 )
@@ -85,7 +85,9 @@ def read_all_reduce_bench(text: str, file: str) -> Measurements:
             launch = read_launch(content) or launch
             device = _DEVICE.search(content)
             if device is not None:
-                found.devices = tuple(sorted({*found.devices, escape(device[1])}))
+                found.devices = tuple(sorted({*found.devices, escape(device["name"])}))
+                if device["kind"] == "Xpu":
+                    found.unlike = "its operations are those of oneCCL or MPI, not of NCCL"
             named = _OPERATION.search(content)
             older = _OLDER.search(content)
             rate = _ALGBW.search(content)

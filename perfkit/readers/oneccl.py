@@ -9,6 +9,7 @@ nccl-tests report it by default.
 
 import csv
 import re
+from typing import NamedTuple
 
 from perfkit.models.collectives import COLLECTIVES
 from perfkit.readers.collective_rows import (
@@ -43,6 +44,16 @@ _ROW = re.compile(
 _START = re.compile(r"(?:^|[:>|]\s*|\s)(\d{1,18}\s+\d{1,9}\s+\d[\d.]*(?:\s.*)?)$")
 
 
+class _Benchmark(NamedTuple):
+    """What the lines above a table say of it."""
+
+    operation: str
+    ranks: int
+    dtype: str
+    redop: str | None
+    in_place: bool
+
+
 def read_oneccl(text: str, file: str) -> Measurements:
     """Read the tables of oneCCL's benchmark.
 
@@ -60,24 +71,22 @@ def read_oneccl(text: str, file: str) -> Measurements:
     """
     found = Measurements(unlike=_UNLIKE)
     on_hosts = False
-    about: dict[str, str] = {}
+    options: dict[str, str] = {}  # as printed
+    benchmark: _Benchmark | None = None
     launch = NO_LAUNCH
-    is_open = False
     try:
         for line, content in number_lines(text):
             launch = read_launch(content) or launch
             statement = _ABOUT.search(content)
             if statement is not None:
-                about[statement["name"].replace("datatype", "dtype")] = statement["value"].strip()
-                is_open = False
-                continue
-            if HEAD.search(content):
-                _check_head(line, content, about)
-                is_open = True
-                on_hosts = on_hosts or about.get("backend") == "host"
-                continue
-            if is_open and _START.search(content):
-                found.rows.append(_read_row(line, content, about, launch))
+                name = statement["name"].replace("datatype", "dtype")
+                options[name] = statement["value"].strip()
+                benchmark = None  # the next table has a head of its own
+            elif HEAD.search(content):
+                benchmark = _read_head(line, content, options)
+                on_hosts = on_hosts or options.get("backend") == "host"
+            elif benchmark is not None and _START.search(content):
+                found.rows.append(_read_row(line, content, benchmark, launch))
     except MisfitError as error:
         found.misfit = error
     if on_hosts:
@@ -85,49 +94,55 @@ def read_oneccl(text: str, file: str) -> Measurements:
     return found
 
 
-def _check_head(line: int, text: str, about: dict[str, str]) -> None:
-    """Refuse a table that is not of one operation at a time."""
-    named = about.get("Benchmarking", "").replace(",", " ").split()
+def _read_head(line: int, text: str, options: dict[str, str]) -> _Benchmark:
+    """What a table is of; refuses one of several operations at a time."""
+    named = options.get("Benchmarking", "").replace(",", " ").split()
     if len(named) != 1:
         what = f"the table is of {' and '.join(named)} together" if named else "no line names its"
-        raise MisfitError(
-            line, text, f"{what} operation; run one at a time, such as --coll allreduce"
-        )
-    if spell_operation(_drop_v(named[0])) is None:
-        raise MisfitError(
-            line, text, f"perfkit knows no operation {named[0]}; run it without --coll {named[0]}"
-        )
-    if about.get("buf_count", "1") != "1":
-        raise MisfitError(
-            line, text, "its times are of several operations at once; run it with --buf_count 1"
-        )
-    if not about.get("#processes", "").isdigit():
+        reason = f"{what} operation; run one at a time, such as --coll allreduce"
+        raise MisfitError(line, text, reason)
+    operation = spell_operation(_drop_v(named[0]))
+    if operation is None:
+        reason = f"perfkit knows no operation {named[0]}; run it without --coll {named[0]}"
+        raise MisfitError(line, text, reason)
+    if options.get("buf_count", "1") != "1":
+        reason = "its times are of several operations at once; run it with --buf_count 1"
+        raise MisfitError(line, text, reason)
+    ranks = options.get("#processes", "")
+    if not ranks.isdecimal() or len(ranks) > 9:
         raise MisfitError(line, text, "the line '# #processes:' above it is missing")
+    reduction = options.get("reduction", "sum").split(",")[0]
+    return _Benchmark(
+        operation,
+        check_ranks(line, text, int(ranks)),
+        spell_dtype(options.get("dtype", "float32")),
+        reduction if COLLECTIVES[operation].reduces else None,
+        options.get("inplace") == "1",
+    )
 
 
 def _drop_v(name: str) -> str:
-    """The benchmark passes equal counts to allgatherv, its only all_gather before 2021.14."""
+    """The benchmark passes equal counts to allgatherv, the only all_gather of its older versions."""
     return "allgather" if name == "allgatherv" else name
 
 
-def _read_row(line: int, text: str, about: dict[str, str], launch: Launch) -> CollectiveRow:
+def _read_row(line: int, text: str, benchmark: _Benchmark, launch: Launch) -> CollectiveRow:
     """One printed row."""
     start = _START.search(text)
     row = _ROW.match(start[1]) if start else None
     if row is None:
         raise MisfitError(line, text, "the row is not complete")
-    operation = spell_operation(_drop_v(about["Benchmarking"].strip())) or ""
-    ranks = check_ranks(line, text, int(about["#processes"]))
+    times = benchmark.ranks if benchmark.operation in _BY_PART else 1
     return CollectiveRow(
         line,
-        operation,
-        ranks,
-        launch.find_nodes(ranks),
-        spell_dtype(about.get("dtype", "float32")),
-        about.get("reduction", "sum").split(",")[0] if COLLECTIVES[operation].reduces else None,
-        read_size(line, text, row[1], times=ranks if operation in _BY_PART else 1),
+        benchmark.operation,
+        benchmark.ranks,
+        launch.find_nodes(benchmark.ranks),
+        benchmark.dtype,
+        benchmark.redop,
+        read_size(line, text, row[1], times=times),
         read_seconds(line, text, row[2], 1e-6),
-        in_place=about.get("inplace") == "1",
+        in_place=benchmark.in_place,
     )
 
 

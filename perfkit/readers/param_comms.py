@@ -35,6 +35,7 @@ _RESULT = re.compile(
 )
 _QUANTIZED = re.compile(r"COMMS-RES-QUANT-")
 _FIGURES = re.compile(r"(\d{1,18})\s+\d{1,18}((?:\s+\d{1,15}\.\d+){7})(?:\s+\d[\d.]*){0,8}\s*$")
+_BACKEND = re.compile(r"\bbackend: (\w{1,20}) nw-stack")
 _WORLD = re.compile(r"'world_size': '?(\d{1,6})")
 _LOCAL = re.compile(r"'local_size': '?(\d{1,6})")
 
@@ -75,6 +76,9 @@ def read_param(text: str, file: str) -> Measurements:
     try:
         for line, content in number_lines(text):
             launch = _read_world(content) or read_launch(content) or launch
+            backend = _BACKEND.search(content)
+            if backend is not None and backend[1] != "nccl":
+                found.unlike = f"its operations are those of {backend[1]}, not of NCCL"
             table = _TABLE.search(content)
             if table is not None:
                 has_pairs = "Pair" in table["rest"]
