@@ -1037,11 +1037,23 @@ def test_facts_are_remarks_where_there_is_not_enough_to_say(tmp_path: Path) -> N
     said = [list_adapters(host, eight[:-1] if host == "oak-3" else eight) for host in FOUR]
     case = make_hdr(tmp_path, 168 * GB, *said)
     unknown = [replace(verdict, word=Word.UNKNOWN) for verdict in case.verdicts]
-    (remark,) = find_causes(replace(case, verdicts=tuple(unknown)))
-    assert remark.name == "missing adapter"
+    remark, rate = find_causes(replace(case, verdicts=tuple(unknown)))
+    assert (remark.name, rate.name) == ("missing adapter", "unknown rate")
     assert remark.explains == frozenset()
     expected = [replace(verdict, word=Word.EXPECTED) for verdict in case.verdicts]
     assert find_causes(replace(case, verdicts=tuple(expected))) == ()
+
+
+def test_the_rate_of_adapters_may_decide(tmp_path: Path) -> None:
+    eight = [f"mlx5_{number}" for number in range(8)]
+    case = make_hdr(tmp_path, 97 * GB, *(list_adapters(host, eight) for host in FOUR))
+    unknown = tuple(replace(verdict, word=Word.UNKNOWN) for verdict in case.verdicts)
+    (remark,) = find_causes(replace(case, verdicts=unknown))
+    assert remark.name == "unknown rate"
+    assert "all that one of 100 Gb/s gives, or half of one of 200 Gb/s" in words(remark)
+    rate = say("NET/IB : Made virtual device [0] name=mlx5_0 speed=200000 ndevs=1")
+    case = make_hdr(tmp_path, 97 * GB, rate, *(list_adapters(host, eight) for host in FOUR))
+    assert find_causes(replace(case, verdicts=unknown)) == ()
 
 
 def test_every_signature_is_asked_and_tested() -> None:

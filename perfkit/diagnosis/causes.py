@@ -56,6 +56,7 @@ FALLBACKS: tuple[Signature, ...] = (causes_node.find_part_of_links,)
 REMARKS: tuple[Signature, ...] = (
     causes_node.note_multicast_choice,
     causes_adapters.note_few_adapters,
+    causes_adapters.note_unknown_rate,
     causes_run.note_settings,
 )
 

@@ -21,7 +21,7 @@ from perfkit.diagnosis.evidence import (
 )
 from perfkit.diagnosis.known_rates import ADAPTER_LINES, Path, find_shares
 from perfkit.diagnosis.nccl_variables import Effect
-from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range
+from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
 from perfkit.diagnosis.shapes import find_kink
 from perfkit.readers.nccl_facts import Adapter
 
@@ -312,6 +312,51 @@ def note_few_adapters(case: Case) -> Cause | None:
         (quote(case, chosen[0], f"NCCL_IB_HCA={chosen[0].value}"),),
         ("if the nodes have more adapters: unset NCCL_IB_HCA, or name all of the GPUs",),
         ("NVIDIA/nccl#652",),
+        Certainty.SEEN,
+        frozenset(),
+    )
+
+
+def note_unknown_rate(case: Case) -> Cause | None:
+    """A remark that the rate of the adapters decides, where the log names them without it and there is
+    not enough to say.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    remark : Cause or None
+        None where it is not so.
+    """
+    bandwidth = case.find(Range.BANDWIDTH)
+    if bandwidth is None or bandwidth.word is not Word.UNKNOWN or not is_between_nodes(case):
+        return None
+    by_host = list_data_adapters(case)
+    plateau = find_plateau(case)
+    if not by_host or plateau is None:
+        return None
+    adapters = min(by_host.values(), key=len)
+    rate = find_wire_rate(case, plateau)
+    if rate is None or any(adapter.rate is not None for adapter in adapters):
+        return None
+    each = rate.high / len(adapters)
+    line = _find_line(each)
+    text = f"each of {len(adapters)} adapters sends {write_rate(each)} at most"
+    if line is not None:
+        text += f": all that one of {write_line_rate(line)} gives, or half of one of"
+        text += f" {write_line_rate(2 * line)}"
+    return Cause(
+        "unknown rate",
+        "the rate of the adapters decides whether this is right, and the log does not say it",
+        (quote(case, adapters[0], text),),
+        (
+            f"ibstat {adapters[0].name} (Rate), then name a platform with such adapters; NCCL 2.21 and later "
+            "print it with NCCL_DEBUG_SUBSYS=INIT,NET",
+        ),
+        (),
         Certainty.SEEN,
         frozenset(),
     )
