@@ -282,7 +282,9 @@ def test_a_row_that_other_output_cuts_in_two_is_read_where_figures_alone_follow(
     text, numbers = "\n".join(lines), "|".join(str(at + n) for n in (1, len(noise) + 2))
     words = row.split()
     last_word = max(place for place, word in enumerate(words) if re.match(r"(?!N/A)[a-z]", word))
-    if len(row[:cut].split()) > last_word:
+    # a reduction without a root joins the name of the host
+    is_ambiguous = len(row[:cut].split()) == last_word + 1 and row[:cut].endswith(words[last_word])
+    if len(row[:cut].split()) > last_word and not is_ambiguous:
         agree(parse(log, text), log.expected())
         return
     with pytest.raises(ValueError, match=rf"line ({numbers}) does not fit: "):

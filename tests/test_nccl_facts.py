@@ -338,6 +338,33 @@ def test_facts_belong_to_their_run(tmp_path: Path) -> None:
     assert not one.holds("run.log", len(first) + 2)
 
 
+def test_exports_and_first_words_belong_to_the_runs_behind_them(tmp_path: Path) -> None:
+    words = "# nccl-tests version 2.17.6 nccl-headers={0} nccl-library={0}"
+    lines = [
+        "+ export NCCL_ALGO=Ring NCCL_DEBUG=INFO",
+        words.format(22603),
+        *write_run(say("Using network IB")),
+        say("Destroy COMPLETE"),
+        "+ export NCCL_ALGO=Tree",
+        words.format(22703),
+        *write_run(say("Using network Socket")),
+        "+ unset NCCL_ALGO",
+        "+ srun --export=ALL,NCCL_PROTO=LL ./all_reduce_perf -b 8",
+        words.format(22803),
+        *write_run(),
+    ]
+    runs = read_facts(tmp_path, lines)
+    assert [facts.version for facts in runs] == ["2.26.3", "2.27.3", "2.28.3"]
+    assert [facts.network for facts in runs] == ["IB", "Socket", None]
+    held = [{one.name: one.value for one in facts.settings} for facts in runs]
+    assert held == [
+        {"NCCL_ALGO": "Ring", "NCCL_DEBUG": "INFO"},
+        {"NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO"},
+        {"NCCL_PROTO": "LL", "NCCL_DEBUG": "INFO"},
+    ]
+    assert runs[1].find_settings("NCCL_DEBUG")[0].line == 1
+
+
 FAILURE = "elm-1: Test NCCL failure common.cu:303 'unhandled system error'"
 
 

@@ -30,15 +30,23 @@ def tear(host: str, label: str, *, again: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("label", ["", "[0] ", "[1,0]<stdout>:", " 0: ", "pod-1 | "])
+@pytest.mark.parametrize("label", ["", "[0] ", "[1,0]<stdout>:", " 0: ", "pod-1 | ", "elm-1: "])
 @pytest.mark.parametrize("host", ["elm-1", "10-0-0-7", "6e09aa"])
 def test_rows_are_whole_again(host: str, label: str, again: bool) -> None:
-    lines = tear(host, label, again=again and "|" not in label)
+    lines = tear(host, label, again=again and label not in ("pod-1 | ", "elm-1: "))
     frame = parse_nccl_tests("\n".join(lines))
     assert frame["nbytes"].to_list() == [nbytes for nbytes, _ in SIZES for _ in range(2)]
     assert frame["seconds"].to_list() == pytest.approx([30e-6, 30e-6, 187e-6, 187e-6])
     # the line in which the row ends
     assert lines[frame["line"][0] - 1].endswith("0") and "NCCL" not in lines[frame["line"][0] - 1]
+
+
+def test_a_row_whose_results_were_not_checked_is_whole_again() -> None:
+    lines = [
+        (1, "8 2 float sum -1 3.5 0.00 0.00 N/Aelm:1:2 [0] NCCL INFO Trees"),
+        (2, "3.6 0.00 0.00 N/A"),
+    ]
+    assert mend_rows(lines)[1] == (2, "8 2 float sum -1 3.5 0.00 0.00 N/A 3.6 0.00 0.00 N/A")
 
 
 def test_a_row_without_its_end_is_put_back() -> None:

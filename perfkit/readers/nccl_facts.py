@@ -73,6 +73,8 @@ _AFFINITY = re.compile(
     r"|Affinity for GPU (\d+) is empty.*CPU affinity = ([\d,-]+)"
 )
 _ASSIGNED = re.compile(rf"\b({_VARIABLE})[\"']?\s?[=:]\s?[\"']?({_VALUE})")
+_EXPORT = re.compile(r"(?:^|[\s+;&])export\s")
+_UNSET = re.compile(r"(?:^|[\s+;&])unset\s+((?:-v\s+)?[A-Z][A-Z0-9_]+(?:\s+[A-Z][A-Z0-9_]+)*)")
 _VERSION = re.compile(r"(?<![A-Za-z])([NR])CCL version *:? *v?(\d+\.\d+(?:\.\d+)?)([+.]\w[\w.]*)?")
 _LIBRARY = re.compile(r"nccl-library=(\d{4,6})\b")
 _ADAPTER = re.compile(r"\[(\d+)\] ?([\w.-]+):([\w.:%]+?)(?:/(\w+)(?:/(\w+))?)?(?=<|[\s,;}]|$)")
@@ -103,6 +105,8 @@ _PATTERN = re.compile(
     r"Pattern (\w+), crossNic \d+, nChannels (\d+), (?:bw|speed) ([\d.]+)/([\d.]+), "
     r"type (\w+)/(\w+)"
 )
+#: What nccl-tests prints before the name of its program.
+_FIRST_WORDS = re.compile(r"# (?:nccl-tests version |Writing JSON output to )")
 _OPTIONS = re.compile(
     r"warmup iters: (\d+) iters: (\d+)(?: agg iters: (\d+))?(?: (?:validation|check): (\d+))?"
     r"(?: graph: (\d+))?"
@@ -503,6 +507,16 @@ class _Collector:
         elif host and host not in setting.hosts:
             self.settings[key] = setting._replace(hosts=tuple(sorted((*setting.hosts, host))))
 
+    def add_exported(self, exported: dict[str, Setting]) -> None:
+        """Keep what a job script has exported before."""
+        for setting in exported.values():
+            self.settings[setting.name, setting.value, "command"] = setting
+
+    def drop_exported(self, setting: Setting | None) -> None:
+        """Drop what a job script has exported before and sets anew."""
+        if setting is not None:
+            self.settings.pop((setting.name, setting.value, "command"), None)
+
     def add_devices(self, devices: dict[int, Device]) -> None:
         """Keep the list of devices of nccl-tests, which says more than NCCL does."""
         for rank, device in devices.items():
@@ -890,17 +904,28 @@ def gather_facts(
     Returns
     -------
     facts : tuple of LogFacts
-        One for each run. Lines before the first run belong to the first one, lines
-        between two runs to the one before.
+        One for each run. Lines before the first run belong to the first one. Of lines between two
+        runs, what NCCL says belongs to the one before, and commands and settings to the next one.
+        What a job script exports holds for all runs after it.
     """
     collectors = [_Collector(hosts=_list_hosts(run)) for run in runs]
     ends = [_find_begin(lines, run.begin) - 1 for run in runs[1:]] + [lines[-1][0] if lines else 1]
     place = 0
+    latest = 0  # the last run that has a line
+    exported: dict[str, Setting] = {}
     unfinished = ""  # a command whose next line goes on
     for line, text in lines:
         while line > ends[place]:
             place += 1
-        unfinished = _take_line(collectors[place], line, text, unfinished)
+        is_behind = 0 < runs[place].end < line and "CCL " not in text
+        owner = min(place + int(is_behind), len(runs) - 1)
+        collector = collectors[owner]
+        if owner > latest:
+            latest = owner
+            collector.add_exported(exported)
+        if "export " in text or "unset " in text:
+            _note_exported(exported, collector, line, text)
+        unfinished = _take_line(collector, line, text, unfinished)
     facts = []
     begins = [1, *(end + 1 for end in ends)]
     for run, collector, begin, end in zip(runs, collectors, begins, ends, strict=False):
@@ -1001,9 +1026,22 @@ def _take_line(collector: _Collector, line: int, text: str, unfinished: str) -> 
     bare = text.lstrip()
     if bare.startswith(_BARE) or " set by environment to " in text:
         collector.take_message(line, "", bare)
-    elif "_" in text or "CCL version" in text or "nGpus" in text or "rccl-tests" in text:
+    elif "_" in text or "CCL version" in text or "nGpus" in text or "ccl-" in text:
         collector.take_other_line(line, text)
     return _take_command(collector, line, text, unfinished)
+
+
+def _note_exported(
+    exported: dict[str, Setting], collector: _Collector, line: int, text: str
+) -> None:
+    """Keep what a job script exports from a line on, and drop what it takes back."""
+    if _EXPORT.search(text):
+        for name, value in _ASSIGNED.findall(text):
+            collector.drop_exported(exported.get(name))
+            exported[name] = Setting(name, value.rstrip(".,;:"), "command", (), line)
+    removed = _UNSET.search(text)
+    for name in removed[1].split() if removed is not None else []:
+        collector.drop_exported(exported.pop(name, None))
 
 
 def _list_hosts(run: Table) -> dict[str, str]:
@@ -1012,9 +1050,13 @@ def _list_hosts(run: Table) -> dict[str, str]:
 
 
 def _find_begin(lines: Sequence[tuple[int, str]], begin: int) -> int:
-    """First line of a command that goes on in several lines, or the line itself."""
+    """First line of a command that goes on in several lines, or of what nccl-tests prints before the
+    name of its program, or the line itself."""
     place = bisect_left(lines, (begin, ""))
-    while place > 0 and lines[place - 1][1].rstrip().endswith("\\"):
+    while place > 0:
+        before = lines[place - 1][1].rstrip()
+        if not (before.endswith("\\") or _FIRST_WORDS.search(before)):
+            break
         place -= 1
     return lines[place][0] if place < len(lines) else begin
 

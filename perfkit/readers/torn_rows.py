@@ -50,17 +50,17 @@ def mend_rows(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
     [(1, 'elm:1:2 [0] NCCL INFO Trees'), (2, '8 2 float sum -1 3.5 0.00 0.00 0')]
     """
     whole: list[tuple[int, str]] = []
-    first_hosts: list[str] = []  # of rank 0 of each run, which prints the rows
+    printer: re.Pattern[str] | None = None  # of lines of rank 0, which prints the rows
     torn: _TornRow | None = None
     for number, text in lines:
         if "CCL INFO" in text or "CCL WARN" in text:
-            start = _find_speaker(text, first_hosts)
+            start = _find_speaker(text, printer)
             piece = _read_piece(text[:start])
             if _begins_row(piece):
                 _give_up(torn, whole)
-                torn = _TornRow("")
+                torn = _TornRow("", before=_find_words_before(text))
             elif torn is not None:
-                piece = _find_figures(piece)
+                piece = _find_figures(piece, torn.before)
             if torn is not None and piece:
                 torn.text = f"{torn.text} {piece}".strip()
                 torn.places[len(whole)] = (number, text)
@@ -69,7 +69,7 @@ def mend_rows(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
             continue
         row = _drop_repeated_label(text)
         if torn is not None:
-            rest = _find_figures(row)
+            rest = _find_figures(row, torn.before)
             if rest:
                 whole.append((number, f"{torn.text} {rest}"))
                 torn = None
@@ -80,7 +80,7 @@ def mend_rows(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
         if "Rank" in text:
             device = DEVICE.search(text)
             if device is not None and int(device["rank"]) == 0:
-                first_hosts.append(device["host"])
+                printer = re.compile(rf"{re.escape(device['host'])}:\d+:\d+ \[")
         whole.append((number, row))
     _give_up(torn, whole)
     return whole
@@ -91,6 +91,7 @@ class _TornRow:
     """A row whose end is not there yet."""
 
     text: str
+    before: str  # what a launcher writes before its line
     places: dict[int, tuple[int, str]] = field(default_factory=dict)  # lines that hold its pieces
 
 
@@ -101,14 +102,21 @@ def _give_up(torn: _TornRow | None, whole: list[tuple[int, str]]) -> None:
             whole[place] = line
 
 
-def _find_speaker(text: str, hosts: Sequence[str]) -> int:
-    """Where what NCCL says begins, with its host."""
-    for host in hosts[-1:]:
-        start = text.find(f"{host}:")
-        if start >= 0:
-            return start
+def _find_speaker(text: str, printer: re.Pattern[str] | None) -> int:
+    """Where what NCCL says begins, with its host; 0 where no piece of a row can stand before it."""
+    printed = None if printer is None else printer.search(text)
+    if printed is not None:
+        return printed.start()
     speaker = _SPEAKER.search(text)
-    return 0 if speaker is None else speaker.start()
+    if speaker is None:
+        return 0
+    start = speaker.start()
+    if text.startswith("N/A", start - 2):  # results that were not checked, before the host
+        return start + 1
+    head = text[:start]
+    ends_with_label = head.rstrip().endswith(("]", ">", ":"))
+    # a reduction without a root behind it would be taken for the beginning of the host
+    return start if head[-1:].isdigit() or ends_with_label else 0
 
 
 def _read_piece(head: str) -> str:
@@ -143,11 +151,18 @@ def _begins_row(piece: str) -> bool:
     return all(VALUE.fullmatch(word) for word in words)
 
 
-def _find_figures(text: str) -> str:
+def _find_words_before(text: str) -> str:
+    """What a launcher writes before the line of a row."""
+    row = ROW.search(text)
+    return "" if row is None else text[: row.start()].strip()
+
+
+def _find_figures(text: str, before: str) -> str:
     """The figures at the end of a line that holds nothing else but what a launcher writes before
     it; empty for other lines."""
     if len(text) > _LONGEST:
         return ""
+    text = text.strip().removeprefix(before)
     label = _LABEL.match(text)
     words = (text if label is None else text[label.end() :]).split()
     for first in range(min(len(words), _MOST_LABELS + 1)):
