@@ -11,6 +11,7 @@ import pytest
 import perfkit as pk
 from perfkit.__main__ import main
 from perfkit.diagnosis.records import Range
+from perfkit.ground.files import find_reference
 from tests.logs_of_runs import A100, H100, SIZES, follow, write_run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,6 +78,27 @@ def test_no_public_log_is_called_sick() -> None:
     for file, words in by_file.items():
         assert words <= {"as expected", "not enough to say"}, file
         assert "as expected" in words or file in UNKNOWN, file
+
+
+def test_published_curves_of_several_nodes_are_as_expected(tmp_path: Path) -> None:
+    """Of H100 on two, four, eight and ten nodes, to which no spread was fitted."""
+    programs = {"all_reduce": "all_reduce_perf", "all_to_all": "alltoall_perf"}
+    frame = pl.read_csv(find_reference("published", "nccl_nodes.csv").read_bytes())
+    frame = frame.filter(pl.col("system") == "h100_sxm")
+    runs = frame.partition_by("operation", "ranks", "nodes")
+    assert len(runs) == 5
+    for run in runs:
+        operation, ranks, nodes = run.select("operation", "ranks", "nodes").row(0)
+        times = dict(zip(run["nbytes"], run["seconds"], strict=True))
+        log = write_run(
+            tmp_path / "run.log",
+            times.__getitem__,
+            hosts=[f"node-{number}" for number in range(nodes)],
+            local=ranks // nodes,
+            program=programs[operation],
+            sizes=sorted(times),
+        )
+        assert pk.diagnose(log).verdict == "as expected", (operation, ranks, nodes)
 
 
 # -- invented curves
