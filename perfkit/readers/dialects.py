@@ -86,7 +86,7 @@ DIALECTS = (
     Dialect("OSU micro-benchmarks", "# OSU ", osu.HEAD, osu.read_osu),
     Dialect(
         "all_reduce_bench.py of ml-engineering",
-        "algbw",
+        "GBps",
         all_reduce_bench.HEAD,
         all_reduce_bench.read_all_reduce_bench,
     ),
