@@ -8,7 +8,11 @@ import pytest
 
 import perfkit as pk
 from perfkit.platform.estimates import keep_quiet
+from perfkit.sharding.candidates import list_floors
+from perfkit.sharding.constraints import read_constraints
 from perfkit.sharding.costs import Cost, Costs
+from perfkit.sharding.problem import Resource
+from perfkit.sharding.setup import set_up
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.input_pipelines import SparseBytes
 
@@ -135,3 +139,22 @@ def test_what_knows_one_feature_alone_says_so() -> None:
         ValueError, match="'table 0' has 2 features; a hybrid placement is for tables"
     ):
         model.graphs(2, plan)
+
+
+def test_least_loads_of_rows_that_are_not_pooled_are_those_of_their_shards() -> None:
+    """All ranks together exchange a row for each lookup, and no sums, also of a table that is too
+    small to be priced apart."""
+    small = pk.EmbeddingTable(1000, 4, pooling=2, exponent=1.0, name="small", pooled=False)
+    large = replace(ONE, dim=256, pooling=2000, num_features=100, name="large")
+    tables = pk.TableSet([large, small], batch=BATCH, embedding="fused")
+    problem = set_up(tables, "h100-sxm-8", 8, None, "iteration", "local")
+    constraints = read_constraints(["large", "small"], 8)
+    floors = list_floors(replace(problem, constraints=constraints))
+    [entry] = np.flatnonzero((floors.unit == 1) & (floors.kind == "row_wise"))
+    assert floors.grain is None
+    assert floors.average[entry, Resource.ROWS] == 0
+    plan = pk.Plan.from_owners([0, pk.Placement("row_wise", tuple(range(8)))], ranks=8)
+    costs = pk.price_plan(tables, "h100-sxm-8", plan).costs
+    exchanged = costs[:, Cost.POOLED].sum() - BATCH * 100 * 256 * 4
+    assert exchanged == pytest.approx(BATCH * 2 * 4 * 4)
+    assert floors.average[entry, Resource.POOLED] * 8 == pytest.approx(exchanged)

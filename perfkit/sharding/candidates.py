@@ -270,8 +270,8 @@ class _FloorList(_EntriesOfTables):
 
     def find_grain(self) -> float | None:
         """Grain of the pooled rows of whole tables; None where there is none, or where a table may be
-        split by columns [B]."""
-        if self.can_be_split_by_columns().any():
+        split by columns, or exchanges rows that are not pooled [B]."""
+        if self.can_be_split_by_columns().any() or not self.problem.costs.is_pooled.all():
             return None
         return find_grain(self.whole[:, Resource.POOLED])
 
@@ -418,11 +418,13 @@ def _add_floors_of_rows(
     average = floors.whole / ranks
     everywhere = np.zeros_like(floors.whole)
     largest = np.zeros_like(floors.whole)
-    pooled = floors.whole[:, Resource.POOLED]
+    # rows that are not pooled are exchanged as those of whole tables are
+    is_pooled = floors.problem.costs.is_pooled
+    pooled = np.where(is_pooled, floors.whole[:, Resource.POOLED], 0.0)
     if (
         kind.reduction is Reduction.SUMS_OF_ALL_RANKS
     ):  # each rank has partial sums of the whole batch
-        average[:, Resource.POOLED] = 0.0
+        average[is_pooled, Resource.POOLED] = 0.0
         average[:, Resource.ROWS] = pooled
     else:  # each rank of a node has them
         average[:, Resource.PARTIAL] = pooled * parts / ranks

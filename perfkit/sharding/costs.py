@@ -308,6 +308,8 @@ class Costs:
         tables = workload.tables
         #: Tables sorted by size, so that their order in the workload does not matter.
         self.order = _sort(tables)
+        #: Which tables have pooled rows.
+        self.is_pooled = np.array([table.pooled for table in tables], dtype=bool)
         #: Which tables are worth copying to all ranks.
         self.worth_copying = np.array([t.rows <= COPIED * workload.batch for t in tables])
         #: Rank that holds the most popular row of a table split over all ranks: a different one for
@@ -466,8 +468,7 @@ class Costs:
         parts = self.count_parts(kind)
         cost = self._price(numbers, Division(Split.ROWS, parts=parts))
         first_shard = self._price(numbers, Division(Split.FIRST_ROWS, parts=parts))
-        pooled = [self.workload.tables[number].pooled for number in numbers]
-        is_pooled = np.array(pooled, dtype=bool)
+        is_pooled = self.is_pooled[numbers]
         hot_row = np.maximum(first_shard - cost, 0.0)
         hot_row[:, [Cost.WEIGHTS, Cost.STATE]] = 0.0
         hot_row[is_pooled, Cost.POOLED] = 0.0
