@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.platform.platform import Platform
     from perfkit.prediction.against import Deviation
     from perfkit.prediction.contrast import PlatformComparison, compare
+    from perfkit.prediction.goodput import Goodput
     from perfkit.prediction.predictor import predict
     from perfkit.prediction.result import Prediction
     from perfkit.readers.measured_steps import MeasuredStep
@@ -95,6 +96,7 @@ _HOME = {
     "Deviation": "perfkit.prediction.against",
     "PlatformComparison": "perfkit.prediction.contrast",
     "compare": "perfkit.prediction.contrast",
+    "Goodput": "perfkit.prediction.goodput",
     "predict": "perfkit.prediction.predictor",
     "Prediction": "perfkit.prediction.result",
     "MeasuredStep": "perfkit.readers.measured_steps",

@@ -199,7 +199,9 @@ def documented_things() -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
                 yield f"{module}.{node.name}", node
             if is_class and is_exported:
                 for method in node.body:
-                    if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
+                    is_public = isinstance(method, ast.FunctionDef) and method.name[0] != "_"
+                    # an overload says types alone; the function after it documents them
+                    if is_public and not is_decorated(method, "overload"):
                         yield f"{module}.{node.name}.{method.name}", method
 
 

@@ -8,7 +8,7 @@ Reading order: `roofline` (kernels bound by compute or memory), `kernels` (sums 
 `embedding` and `caches` (lookups of skewed rows; `distributions` and `skew` say how skewed),
 `collectives` (inside a node) and `hierarchy` (across nodes), which `algorithms` joins in one table,
 `experts` (tokens that go to ranks), `optimizers` (one record for each), `offload` (updates of the
-host), `partitions` (schedules of pipelines).
+host), `partitions` (schedules of pipelines), `failures` (checkpoints and restarts of a long run).
 """
 
 from perfkit.models import (
@@ -17,6 +17,7 @@ from perfkit.models import (
     distributions,
     embedding,
     experts,
+    failures,
     hierarchy,
     kernels,
     offload,
@@ -32,6 +33,7 @@ __all__ = [
     "distributions",
     "embedding",
     "experts",
+    "failures",
     "hierarchy",
     "kernels",
     "offload",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from perfkit.fitting import Iteration
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
@@ -18,12 +18,14 @@ from perfkit.ground.units import (
     format_count,
     format_time,
     rank_largest,
+    show,
 )
 from perfkit.platform.estimates import find_interval
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts, uncertainty
 from perfkit.prediction.breakdown import Breakdown
 from perfkit.prediction.classes import list_attention
+from perfkit.prediction.goodput import Goodput, find_goodput
 from perfkit.prediction.levels import find_level
 from perfkit.prediction.memory import Memory, measure_memory
 from perfkit.prediction.memory_timeline import find_fullest, list_memory
@@ -386,10 +388,51 @@ class Prediction(Tabular):
         peak = self.platform.device.peaks[self.workload.dtype].value
         return flops / (self.time * self.ranks * peak) or None
 
+    @overload
     def cost(
-        self, price_per_gpu_hour: float, power: float = 0.0, epochs: float = 1.0, **amount: float
-    ) -> dict[str, float]:
-        """Hours, price and energy of a training run.
+        self,
+        price_per_gpu_hour: float,
+        power: float = ...,
+        epochs: float = ...,
+        *,
+        mtbf: None = ...,
+        checkpoint: None = ...,
+        write_rate: None = ...,
+        restart: None = ...,
+        interval: None = ...,
+        **amount: float,
+    ) -> dict[str, float]: ...
+
+    @overload
+    def cost(
+        self,
+        price_per_gpu_hour: float,
+        power: float = ...,
+        epochs: float = ...,
+        *,
+        mtbf: float | str,
+        checkpoint: float | None = ...,
+        write_rate: float | None = ...,
+        restart: float | None = ...,
+        interval: float | None = ...,
+        **amount: float,
+    ) -> Goodput: ...
+
+    def cost(
+        self,
+        price_per_gpu_hour: float,
+        power: float = 0.0,
+        epochs: float = 1.0,
+        *,
+        mtbf: float | str | None = None,
+        checkpoint: float | None = None,
+        write_rate: float | None = None,
+        restart: float | None = None,
+        interval: float | None = None,
+        **amount: float,
+    ) -> dict[str, float] | Goodput:
+        """Hours, price and energy of a training run; with `mtbf` until it is done in spite of
+        failures.
 
         Parameters
         ----------
@@ -399,19 +442,35 @@ class Prediction(Tabular):
             Power of one rank, with its share of the node and the cooling [W].
         epochs : float, optional
             How many times the amount is gone through [-].
+        mtbf : float or str, optional
+            Mean time between failures that stop the job, of one rank with its share of the node: hours
+            of all ranks over failures, in seconds. The job fails as many times as often as it has ranks.
+            Or the name of a published run, such as ``llama-3`` [s].
+        checkpoint : float, optional
+            Time for which writing one checkpoint stops the run; 0 if it is written beside the training
+            [s].
+        write_rate : float, optional
+            In place of `checkpoint`: bytes that a rank writes in a second, of its weights, states of the
+            optimizer and tables [B/s].
+        restart : float, optional
+            From a failure until the run goes on: detection, new nodes, reading the checkpoint, first
+            iterations; 10 minutes if it is not said, which a warning says [s].
+        interval : float, optional
+            Training between two checkpoints; by default the one that loses least [s].
         **amount : float
             One of ``samples``, ``tokens``, ``images`` and ``iterations``: how many [-].
 
         Returns
         -------
-        cost : dict of str to float
+        cost : dict of str to float, or Goodput
             ``hours`` and ``gpu_hours`` [h], ``cost`` in the currency of the price, and, with
-            `power`, ``energy_kwh`` [kWh].
+            `power`, ``energy_kwh`` [kWh]. With `mtbf` a `Goodput`.
 
         Raises
         ------
         ValueError
-            For several amounts, or one that the workload does not have.
+            For several amounts, or one that the workload does not have; for checkpoints without
+            `mtbf`; if failures come faster than the job restarts.
         """
         if len(amount) == 1:
             [(unit, count)] = amount.items()
@@ -422,6 +481,30 @@ class Prediction(Tabular):
         gpu_hours = hours * self.ranks
         price = check_positive("price_per_gpu_hour", price_per_gpu_hour, zero=True)
         watts = check_positive("power", power, zero=True)
+        if mtbf is not None:
+            return find_goodput(
+                self,
+                hours,
+                price_per_gpu_hour=price,
+                power=watts,
+                mtbf=mtbf,
+                checkpoint=checkpoint,
+                write_rate=write_rate,
+                restart=restart,
+                interval=interval,
+            )
+        stated = {
+            "checkpoint": checkpoint,
+            "write_rate": write_rate,
+            "restart": restart,
+            "interval": interval,
+        }
+        for name, value in stated.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} is {show(value)}; it counts with failures alone; give mtbf=, too, such as "
+                    "mtbf='llama-3'"
+                )
         account = {"hours": hours, "gpu_hours": gpu_hours, "cost": gpu_hours * price}
         if watts:
             account["energy_kwh"] = gpu_hours * watts / 1000

@@ -1,0 +1,287 @@
+"""Failures of a long run: how often to write a checkpoint, how long the run takes with what it has to
+do again, and how likely it is done by a time.
+
+A run is cut into equal segments: each is some work and one checkpoint after it. Failures come at
+random with a constant rate, also while a checkpoint is written and while the job restarts. A failure
+throws away what the segment has done so far.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfkit.ground.forms import closed_form
+from perfkit.ground.units import Array, Values
+
+#: Standard deviations beside the mean number of failures that `chance_done` adds up [-]: what is beyond
+#: has a probability of 1e-15.
+_FAR = 8.0
+#: Most failures that `chance_done` adds up one by one [-]: beyond them their number is as good as normal.
+_MOST_FAILURES = 1_000.0
+
+
+class _Moments(NamedTuple):
+    """Mean [s] and mean of the square [s2] of a random time."""
+
+    mean: Any
+    square: Any
+
+    @property
+    def variance(self) -> Any:
+        """Variance, not below zero by rounding [s2]."""
+        return np.maximum(self.square - self.mean**2, 0.0)
+
+
+@closed_form()
+def young_interval(checkpoint: Values, *, mtbf: float) -> Values:
+    r"""Time of work between two checkpoints that loses least, to first order.
+
+    Parameters
+    ----------
+    checkpoint : float or array
+        Time for which one checkpoint stops the run [s].
+    mtbf : float
+        Mean time between failures of the whole job [s].
+
+    Returns
+    -------
+    interval : same kind as `checkpoint`
+        Work between two checkpoints [s].
+
+    Notes
+    -----
+    .. math:: \tau = \sqrt{2 \delta M}
+
+    A checkpoint of 120 s on a cluster that fails each 6 h: 38 minutes.
+
+    References
+    ----------
+    .. [1] J. W. Young, "A first order approximation to the optimum checkpoint interval",
+       Communications of the ACM 17(9), 1974
+
+    Examples
+    --------
+    >>> round(float(young_interval(120.0, mtbf=6 * 3600.0)) / 60)
+    38
+    """
+    return (2.0 * mtbf * checkpoint) ** 0.5
+
+
+@closed_form()
+def daly_interval(checkpoint: Values, *, mtbf: float) -> Values:
+    r"""Time of work between two checkpoints that loses least, to higher order.
+
+    Parameters
+    ----------
+    checkpoint : float or array
+        Time for which one checkpoint stops the run [s].
+    mtbf : float
+        Mean time between failures of the whole job [s].
+
+    Returns
+    -------
+    interval : same kind as `checkpoint`
+        Work between two checkpoints [s].
+
+    Notes
+    -----
+    .. math::
+
+        \tau = \sqrt{2 \delta M} \left(1 + \frac{1}{3} \sqrt{\frac{\delta}{2 M}} +
+        \frac{1}{9} \frac{\delta}{2 M}\right) - \delta
+
+    for :math:`\delta < 2 M`, else :math:`M`. The time of a restart has no part in it. It stays within 0.6 % of
+    the exact optimum for checkpoints below half of `mtbf`.
+
+    References
+    ----------
+    .. [1] J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+       Future Generation Computer Systems 22(3), 2006, doi:10.1016/j.future.2004.11.016
+
+    Examples
+    --------
+    The three examples of the paper: a checkpoint of 5 minutes, failures each 24 h, 6 h and 15 minutes.
+
+    >>> [round(float(daly_interval(5.0, mtbf=mtbf)), 1) for mtbf in (1440.0, 360.0, 15.0)]
+    [116.7, 56.7, 9.1]
+    """
+    share = checkpoint / (2.0 * mtbf)
+    short = (2.0 * mtbf * checkpoint) ** 0.5 * (1.0 + share**0.5 / 3.0 + share / 9.0) - checkpoint
+    is_short = share < 1.0
+    return short * is_short + mtbf * (1.0 - is_short)
+
+
+@closed_form()
+def segment_time(length: Values, *, mtbf: float, restart: float = 0.0) -> Values:
+    r"""Expected time until a segment of a run is done, with what failures make it do again.
+
+    Parameters
+    ----------
+    length : float or array
+        Work of the segment and the checkpoint after it [s].
+    mtbf : float
+        Mean time between failures of the whole job [s].
+    restart : float, optional
+        From a failure until the run goes on: detection, new nodes, reading the checkpoint, first
+        iterations [s].
+
+    Returns
+    -------
+    seconds : same kind as `length`
+        Mean of all that can happen [s].
+
+    Notes
+    -----
+    .. math:: M e^{R / M} \left(e^{L / M} - 1\right)
+
+    Failures may follow each other during a restart, which begins again. Work :math:`\tau` over this time with
+    :math:`L = \tau + \delta` is the goodput.
+
+    References
+    ----------
+    .. [1] J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+       Future Generation Computer Systems 22(3), 2006, doi:10.1016/j.future.2004.11.016
+
+    Examples
+    --------
+    A cluster of 16,000 GPUs with 6.5 failures in 1,000 days of a node, checkpoints each 5 minutes that
+    stop nothing, restarts of 5 minutes: Meta states 0.93.
+
+    >>> mtbf = 24 * 60 / (2000 * 0.0065)
+    >>> round(5.0 / float(segment_time(5.0, mtbf=mtbf, restart=5.0)), 2)
+    0.93
+    """
+    return mtbf * np.exp(restart / mtbf) * np.expm1(length / mtbf)
+
+
+def _repeat(length: Any, mtbf: float, restart: _Moments) -> _Moments:
+    """Time until a stretch without a failure is done, when each failure costs a restart."""
+    share = length / mtbf
+    survives = np.exp(-share)
+    fails = -np.expm1(-share)
+    # time until a failure, where there is one within the stretch
+    until = mtbf * fails - length * survives
+    until_square = 2.0 * mtbf * until - length**2 * survives
+    mean = (length * survives + until + fails * restart.mean) / survives
+    again = restart.square + 2.0 * restart.mean * mean
+    square = (
+        length**2 * survives + until_square + 2.0 * until * (restart.mean + mean) + fails * again
+    ) / survives
+    return _Moments(mean, square)
+
+
+@closed_form()
+def segment_variance(length: Values, *, mtbf: float, restart: float = 0.0) -> Values:
+    r"""Variance of the time until a segment of a run is done.
+
+    Parameters
+    ----------
+    length : float or array
+        Work of the segment and the checkpoint after it [s].
+    mtbf : float
+        Mean time between failures of the whole job [s].
+    restart : float, optional
+        From a failure until the run goes on [s].
+
+    Returns
+    -------
+    variance : same kind as `length`
+        Mean square deviation from `segment_time` [s2].
+
+    Notes
+    -----
+    An attempt ends well, or a failure throws it away and the same begins again after a restart. That
+    gives the mean X and the mean square of the time, with F the time until the failure and Y the restart:
+
+    .. math:: E[X^2] = q L^2 + E[(F + Y + X)^2; F < L], \quad q = e^{-L/M}
+
+    Restarts are such stretches themselves, with a restart of no length.
+
+    Examples
+    --------
+    >>> float(segment_variance(100.0, mtbf=1e12)) < 1e-3
+    True
+    """
+    restarts = _repeat(restart, mtbf, _Moments(0.0, 0.0))
+    return _repeat(length, mtbf, restarts).variance
+
+
+@closed_form()
+def chance_done(
+    seconds: Values, *, segments: float, length: float, mtbf: float, restart: float = 0.0
+) -> Array:
+    r"""Probability that a run is done by a time, if failures alone are uncertain.
+
+    Parameters
+    ----------
+    seconds : float or array
+        Time since its start [s].
+    segments : int
+        Segments of the run [-].
+    length : float
+        Work of a segment and the checkpoint after it [s].
+    mtbf : float
+        Mean time between failures of the whole job [s].
+    restart : float, optional
+        From a failure until the run goes on [s].
+
+    Returns
+    -------
+    chance : array, shape of `seconds`
+        From 0 to 1 [-].
+
+    Notes
+    -----
+    .. math:: P(T \le t) = \sum_k P(K = k)\, \Phi\left(\frac{t - n L - k c}{s \sqrt{k}}\right)
+
+    K failures of n segments have a negative binomial distribution. Each costs c with a standard deviation s:
+    the time until it, below L, and a restart, which failures make longer. The sum of k such costs is taken as
+    normal; without a failure the run takes n L. A simulation that draws failures one by one differs by at most
+    0.03 (tests/test_failures.py).
+
+    Examples
+    --------
+    A run of one segment that fails before its end with a probability of 1 - 1/e:
+
+    >>> round(float(chance_done(100.0, segments=1, length=100.0, mtbf=100.0)), 3)
+    0.368
+    """
+    from scipy import special
+
+    times = np.asarray(seconds, dtype=float)
+    share = length / mtbf
+    survives = np.exp(-share)
+    fails = -np.expm1(-share)
+    restarts = _repeat(restart, mtbf, _Moments(0.0, 0.0))
+    late = times - segments * length
+    # one failure: the time until it and a restart
+    until = (mtbf * fails - length * survives) / fails
+    until_square = 2.0 * mtbf * until - length**2 * survives / fails
+    cost = until + restarts.mean
+    deviation = (_Moments(until, until_square).variance + restarts.variance) ** 0.5
+    # failures of all segments
+    mean_count = segments * fails / survives
+    count_deviation = (mean_count / survives) ** 0.5
+    if mean_count > _MOST_FAILURES:
+        mean = mean_count * cost
+        spread = (mean_count * deviation**2 + (count_deviation * cost) ** 2) ** 0.5
+        return np.asarray(special.ndtr((late - mean) / spread))
+    least = np.floor(max(mean_count - _FAR * count_deviation, 0.0))
+    # the tail of few failures is geometric, longer than that of a normal distribution
+    most = np.ceil(mean_count + _FAR * count_deviation * (1.0 + 2.0 * _FAR / segments**0.5))
+    counts = np.arange(least, max(most, 1.0) + 1.0)
+    logarithm = (
+        special.gammaln(counts + segments)
+        - special.gammaln(segments)
+        - special.gammaln(counts + 1.0)
+        - segments * share
+        + special.xlogy(counts, fails)
+    )
+    weights = np.exp(logarithm)
+    costly = np.maximum(counts, 1.0)
+    beside = (late[..., np.newaxis] - counts * cost) / (deviation * costly**0.5)
+    done = special.ndtr(beside)
+    # none is before its time, and a run without a failure is done then
+    done = np.where(counts == 0, 1.0, done)
+    is_over = late[..., np.newaxis] >= -1e-9 * segments * length
+    return np.asarray(np.sum(weights * done * is_over, axis=-1).clip(0.0, 1.0))

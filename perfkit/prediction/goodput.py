@@ -1,0 +1,508 @@
+"""What a training run costs until it is done, with checkpoints, failures and restarts."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfkit.ground.files import group_rows
+from perfkit.ground.results import Sections, Table, Tabular
+from perfkit.ground.units import (
+    Array,
+    check_choice,
+    check_positive,
+    format_bytes,
+    format_time,
+    show,
+)
+from perfkit.models.failures import chance_done, daly_interval, segment_time, segment_variance
+
+#: From a failure until the run goes on, where it is not said [s]: the geometric mean of the 5 to 20 minutes
+#: that Meta states (Kokolis et al., arXiv:2410.21680).
+TYPICAL_RESTART = 600.0
+#: Least share of the time that has to be training [-]: below it the answer rests on the tail of the model.
+_LEAST_GOODPUT = 0.02
+#: Chances of the table [-].
+_CHANCES = (0.1, 0.5, 0.8, 0.9, 0.95, 0.99)
+#: Ends of a run, over which a chance is averaged, and how many standard deviations beyond the mean they
+#: reach [-].
+_STEPS, _FAR = 400, 12.0
+#: Parts of the memory of a rank that a checkpoint holds.
+_SAVED = ("parameters", "states", "tables")
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Failures:
+    """How a job fails, and what that costs.
+
+    Parameters
+    ----------
+    mtbf : float
+        Mean time between failures of the whole job [s].
+    checkpoint : float
+        Time for which one checkpoint stops the run [s].
+    restart : float
+        From a failure until the run goes on [s].
+    interval : float
+        Training between two checkpoints, as wished [s].
+    """
+
+    mtbf: float
+    checkpoint: float
+    restart: float
+    interval: float
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Equal pieces of a run, each with a checkpoint at its end.
+
+    Parameters
+    ----------
+    count : int
+        How many [-].
+    length : float
+        Training and checkpoint of one [s].
+    """
+
+    count: int
+    length: float
+
+    @classmethod
+    def cut(cls, training: float, failures: Failures) -> "Segments":
+        """Cut training of so much time, as near to the wished interval as equal pieces allow [s]."""
+        count = max(round(training / failures.interval), 1)
+        return cls(count, training / count + failures.checkpoint)
+
+
+class Ends(NamedTuple):
+    """Times at which a run may end, and how likely each is.
+
+    Parameters
+    ----------
+    seconds : array
+        Since its start [s].
+    weights : array
+        Probability of each [-].
+    """
+
+    seconds: Array
+    weights: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Goodput(Tabular):
+    """Time and money until a training run is done, with checkpoints, failures and restarts.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        An iteration of the run.
+    training_hours : float
+        Time of all iterations, without checkpoints and failures [h].
+    failures : Failures
+        How the job fails, and what that costs.
+    price_per_gpu_hour : float
+        Price of one rank for an hour, in any currency [1/h].
+    power : float
+        Power of one rank; 0 if it was not said [W].
+    warnings : tuple of str
+        What was assumed.
+    """
+
+    report_title = "Time and money until a training run is done"
+
+    prediction: Any  # a Prediction, which imports this module
+    training_hours: float
+    failures: Failures
+    price_per_gpu_hour: float
+    power: float
+    warnings: tuple[str, ...]
+
+    @property
+    def segments(self) -> Segments:
+        """The pieces between checkpoints."""
+        return Segments.cut(self.training_hours * _HOUR, self.failures)
+
+    @property
+    def interval(self) -> float:
+        """Training between two checkpoints [s]."""
+        return self.segments.length - self.failures.checkpoint
+
+    @property
+    def hours(self) -> float:
+        """Expected time until the run is done [h]."""
+        return self._expect(self.training_hours)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Expected time of all ranks [h]."""
+        return self.hours * self.prediction.ranks
+
+    @property
+    def cost(self) -> float:
+        """Expected price, in the currency of the price of an hour [-]."""
+        return self.gpu_hours * self.price_per_gpu_hour
+
+    @property
+    def energy_kwh(self) -> float | None:
+        """Expected energy; None if no power was said [kWh]."""
+        return self.gpu_hours * self.power / 1000 if self.power else None
+
+    @property
+    def goodput(self) -> float:
+        """Share of the expected time that is training which counts [-]."""
+        return self.training_hours / self.hours
+
+    @property
+    def failure_count(self) -> float:
+        """Expected failures, with those during restarts [-]."""
+        return self.hours * _HOUR / self.failures.mtbf
+
+    @property
+    def checkpoint_hours(self) -> float:
+        """Time of checkpoints that were written to their end and kept [h]."""
+        return self.segments.count * self.failures.checkpoint / _HOUR
+
+    @property
+    def restart_hours(self) -> float:
+        """Expected time of restarts, with those that failed [h]."""
+        segments, failures = self.segments, self.failures
+        restarts = segments.count * math.expm1(segments.length / failures.mtbf)
+        return restarts * failures.mtbf * math.expm1(failures.restart / failures.mtbf) / _HOUR
+
+    @property
+    def lost_hours(self) -> float:
+        """Expected time of work that failures throw away [h]."""
+        kept = self.training_hours + self.checkpoint_hours + self.restart_hours
+        return max(self.hours - kept, 0.0)
+
+    def _expect(self, training_hours: float) -> float:
+        """Expected time for so much training [h]."""
+        segments = Segments.cut(training_hours * _HOUR, self.failures)
+        one = segment_time(segments.length, mtbf=self.failures.mtbf, restart=self.failures.restart)
+        return segments.count * float(one) / _HOUR
+
+    def hours_range(self, level: float = 0.8) -> tuple[float, float]:
+        """Expected time at the ends of the interval of the prediction.
+
+        Parameters
+        ----------
+        level : float, optional
+            Probability of the interval, see `Prediction.interval` [-].
+
+        Returns
+        -------
+        low, high : (float, float)
+            With the fastest and the slowest iteration of the interval [h].
+        """
+        low, high = self.prediction.interval(level)
+        scale = self.training_hours / self.prediction.time
+        return self._expect(low * scale), self._expect(high * scale)
+
+    def chance(self, hours: float, *, failures_alone: bool = False) -> float:
+        """Probability that the run is done after so many hours.
+
+        Parameters
+        ----------
+        hours : float
+            Time since its start [h].
+        failures_alone : bool, optional
+            Whether the predicted time of an iteration is taken as certain.
+
+        Returns
+        -------
+        chance : float
+            From 0 to 1 [-].
+
+        Raises
+        ------
+        ValueError
+            For a negative time.
+
+        Notes
+        -----
+        The logarithm of the time of an iteration is normal with `Prediction.spread`; checkpoints and
+        failures are taken to grow with it.
+        """
+        seconds = check_positive("hours", hours, zero=True) * _HOUR
+        spread = self.prediction.spread
+        if failures_alone or spread == 0 or seconds == 0:
+            return float(self._find_chances(seconds))
+        from scipy import special
+
+        ends = self._ends
+        return float(ends.weights @ special.ndtr(np.log(seconds / ends.seconds) / spread))
+
+    def _find_chances(self, seconds: Any) -> Any:
+        """Probability that the run is done after so many seconds, if failures alone are uncertain."""
+        return chance_done(
+            seconds,
+            segments=self.segments.count,
+            length=self.segments.length,
+            mtbf=self.failures.mtbf,
+            restart=self.failures.restart,
+        )
+
+    @cached_property
+    def _ends(self) -> "Ends":
+        """When the run ends, if iterations take as long as predicted."""
+        segments, failures = self.segments, self.failures
+        variance = segment_variance(segments.length, mtbf=failures.mtbf, restart=failures.restart)
+        deviation = (segments.count * float(variance)) ** 0.5
+        earliest = segments.count * segments.length
+        edges = np.linspace(earliest, self.hours * _HOUR + _FAR * deviation, _STEPS)
+        chances = self._find_chances(edges)
+        # what lies beyond the last edge ends there
+        middles = (edges[1:] + edges[:-1]) / 2
+        seconds = np.concatenate([edges[:1], middles, edges[-1:]])
+        weights = np.concatenate([chances[:1], np.diff(chances), 1.0 - chances[-1:]])
+        return Ends(seconds, weights)
+
+    def hours_for(self, chance: float, *, failures_alone: bool = False) -> float:
+        """Time after which the run is done with a probability.
+
+        Parameters
+        ----------
+        chance : float
+            Above 0 and below 1 [-].
+        failures_alone : bool, optional
+            Whether the predicted time of an iteration is taken as certain.
+
+        Returns
+        -------
+        hours : float
+            The least time with this chance, to 0.01 % [h].
+
+        Raises
+        ------
+        ValueError
+            For a chance of 0, 1 or beyond.
+        """
+        wanted = check_positive("chance", chance, maximum=1.0)
+        if wanted == 1.0:
+            raise ValueError("chance is 1; it must be below 1, such as 0.99: no time is certain")
+        low, high = 0.0, self.hours
+        while self.chance(high, failures_alone=failures_alone) < wanted:
+            low, high = high, 1.5 * high
+        while high - low > 1e-4 * high:
+            middle = (low + high) / 2
+            if self.chance(middle, failures_alone=failures_alone) < wanted:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def table(self) -> Table:
+        """When the run is done, by chance.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            chance [-]; hours, with what is not known of an iteration; hours_of_failures, if the predicted
+            time of an iteration is certain [h]; cost of the first, in the currency of the price [-].
+        """
+        import polars as pl
+
+        rows = []
+        for chance in _CHANCES:
+            hours = self.hours_for(chance)
+            rows.append(
+                {
+                    "chance": chance,
+                    "hours": hours,
+                    "hours_of_failures": self.hours_for(chance, failures_alone=True),
+                    "cost": hours * self.prediction.ranks * self.price_per_gpu_hour,
+                }
+            )
+        return pl.DataFrame(rows)
+
+    def account(self) -> Table:
+        """Where the expected time goes.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            part: training, checkpoints, work done again, restarts; hours [h], and their share [-].
+        """
+        import polars as pl
+
+        parts = {
+            "training": self.training_hours,
+            "checkpoints": self.checkpoint_hours,
+            "work done again": self.lost_hours,
+            "restarts": self.restart_hours,
+        }
+        rows = [
+            {"part": part, "hours": hours, "share": hours / self.hours}
+            for part, hours in parts.items()
+        ]
+        return pl.DataFrame(rows)
+
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
+        return (
+            f"done in {_write_hours(self.hours)} for {self.cost:,.0f}: {self.goodput:.1%} of it is training, "
+            f"with {self.failure_count:,.3g} failures and a checkpoint each {format_time(self.interval)}"
+        )
+
+    def explain(self) -> str:
+        """Say when the run is done, what it costs, and where the time goes.
+
+        Returns
+        -------
+        text : str
+            The answer first; then chances, the checkpoints, the failures, and what was assumed.
+        """
+        failures, hours = self.failures, self.hours
+        low, high = self.hours_range()
+        likely = _write_hours(self.hours_for(0.9))
+        alone = _write_hours(self.hours_for(0.9, failures_alone=True))
+        iterations = self.interval / self.prediction.time
+        ranks = self.prediction.ranks
+        plain = self.training_hours * ranks * self.price_per_gpu_hour
+        lines = [
+            self.headline(),
+            f"  with a chance of 90 % done in {likely}; in {alone} if iterations take as long as predicted",
+            f"  at the ends of the interval of an iteration: {_write_hours(low)} to {_write_hours(high)}",
+            f"  checkpoints: {format_time(failures.checkpoint)} each {iterations:,.0f} iterations, "
+            f"{self.checkpoint_hours / hours:.1%} of the time",
+            f"  failures: each {format_time(failures.mtbf)} one of {ranks:,} ranks; work done again "
+            f"{self.lost_hours / hours:.1%}, restarts of {format_time(failures.restart)} "
+            f"{self.restart_hours / hours:.1%}",
+            f"  without both: {_write_hours(self.training_hours)} for {plain:,.0f}",
+        ]
+        lines += [f"  assumed: {text}" for text in self.warnings]
+        return "\n".join(lines)
+
+    def sections(self) -> Sections:
+        """What a report shows, see `perfkit.ground.results.Sections`."""
+        yield "Where the time goes", self.account()
+        yield "When it is done", self.table()
+        yield "", self.prediction
+
+    def __repr__(self) -> str:
+        return self.headline()
+
+
+def find_goodput(
+    prediction: Any,
+    training_hours: float,
+    *,
+    price_per_gpu_hour: float,
+    power: float,
+    mtbf: Any,
+    checkpoint: Any,
+    write_rate: Any,
+    restart: Any,
+    interval: Any,
+) -> Goodput:
+    """Find what a run costs until it is done; see `Prediction.cost` for the arguments.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        An iteration of the run.
+    training_hours : float
+        Time of all iterations [h].
+    price_per_gpu_hour : float
+        Price of one rank for an hour [1/h].
+    power : float
+        Power of one rank [W].
+    mtbf : float or str
+        Mean time between failures of one rank [s], or the name of a published run.
+    checkpoint, write_rate : float or None
+        Time of one checkpoint [s], or bytes that a rank writes in a second [B/s].
+    restart, interval : float or None
+        Time of a restart, and training between two checkpoints [s].
+
+    Returns
+    -------
+    goodput : Goodput
+        Time, money and chances.
+
+    Raises
+    ------
+    ValueError
+        For what is missing or given twice, and if failures come faster than the job restarts.
+    """
+    warnings = []
+    rank_mtbf = _read_mtbf(mtbf)
+    job_mtbf = rank_mtbf / prediction.ranks
+    if isinstance(mtbf, str):
+        warnings.append(
+            f"ranks fail as those of {mtbf} did, each {rank_mtbf / _HOUR:,.0f} h (published/failures.csv); "
+            "say mtbf= of your own: hours of all ranks over failures, in seconds"
+        )
+    stop = _read_checkpoint(prediction, checkpoint, write_rate)
+    if restart is None:
+        pause = TYPICAL_RESTART
+        warnings.append(
+            f"a restart takes {format_time(pause)}, within 5 to 20 minutes at Meta (arXiv:2410.21680); "
+            "say restart="
+        )
+    else:
+        pause = check_positive("restart", restart, zero=True)
+    if interval is None:
+        wished = float(daly_interval(stop, mtbf=job_mtbf))
+    else:
+        wished = check_positive("interval", interval)
+    # a checkpoint is written after a whole iteration
+    wished = max(round(wished / prediction.time), 1) * prediction.time
+    failures = Failures(job_mtbf, stop, pause, wished)
+    segments = Segments.cut(training_hours * _HOUR, failures)
+    # by logarithms, as the time itself may be too large for a number
+    exponent = (pause + segments.length) / job_mtbf
+    least = segments.length - stop
+    if exponent > -math.log(_LEAST_GOODPUT) or least < _LEAST_GOODPUT * float(
+        segment_time(segments.length, mtbf=job_mtbf, restart=pause)
+    ):
+        raise ValueError(
+            f"mtbf is {show(mtbf)}; {prediction.ranks:,} ranks then fail each {format_time(job_mtbf)}, and a "
+            f"restart ({format_time(pause)}), {format_time(least)} of training and a checkpoint "
+            f"({format_time(stop)}) hardly ever come to their end; mtbf is that of one rank in seconds "
+            "(50,000 h are 1.8e8), else take a shorter interval, restart or checkpoint"
+        )
+    return Goodput(prediction, training_hours, failures, price_per_gpu_hour, power, tuple(warnings))
+
+
+def _read_mtbf(mtbf: Any) -> float:
+    """Mean time between failures of one rank, from a number or the name of a published run [s]."""
+    if isinstance(mtbf, str):
+        published = group_rows("name", "published", "failures.csv")
+        [row] = published[check_choice("mtbf", mtbf, published)]
+        return float(row["mtbf_hours"]) * _HOUR
+    return float(check_positive("mtbf", mtbf))
+
+
+def _read_checkpoint(prediction: Any, checkpoint: Any, write_rate: Any) -> float:
+    """Time for which one checkpoint stops the run [s]."""
+    if checkpoint is not None and write_rate is not None:
+        raise ValueError(
+            f"checkpoint is {show(checkpoint)} and write_rate is {show(write_rate)}; give one of them"
+        )
+    if checkpoint is not None:
+        return float(check_positive("checkpoint", checkpoint, zero=True))
+    if write_rate is None:
+        raise ValueError(
+            "checkpoint is missing; with mtbf= give checkpoint=, the seconds for which writing one stops the "
+            "run, or write_rate=, the bytes that a rank writes in a second"
+        )
+    rate = check_positive("write_rate", write_rate)
+    memory = prediction.memory()
+    if memory.on_host:
+        raise ValueError(
+            f"write_rate is {show(write_rate)}; what of {format_bytes(memory.on_host)} on the host a "
+            "checkpoint holds is not known; give checkpoint= in seconds"
+        )
+    return sum(float(memory.parts[part]) for part in _SAVED) / rate
+
+
+def _write_hours(hours: float) -> str:
+    """Write a time [h] in days from two days on."""
+    if hours >= 48:
+        return f"{hours / 24:,.3g} days"
+    return format_time(hours * _HOUR)
