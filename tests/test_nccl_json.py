@@ -188,6 +188,10 @@ def test_results_that_do_not_fit_are_named(change: dict[str, Any], said: str) ->
         ),
         (json.dumps(write_report(results=None)), "no row|no report"),
         ('{"a": 1}', "looks like JSON"),
+        (
+            json.dumps(write_report())[:600],
+            "the report ends before its results: the run died before its first row",
+        ),
     ],
 )
 def test_json_without_results_says_so(text: str, said: str) -> None:

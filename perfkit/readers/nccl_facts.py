@@ -687,6 +687,8 @@ class _Collector:
 
     def _take_remark(self, line: int, host: str, message: str) -> None:
         """Keep a line that may tell why a run is slow."""
+        if " opCount " in message:  # one for each call of NCCL_DEBUG_SUBSYS=COLL
+            return
         for topic, pattern in _TOPICS:
             if pattern.search(message):
                 text = escape(message, _LONGEST_LINE)

@@ -42,7 +42,9 @@ class _Report(NamedTuple):
 
 def holds_report(text: str) -> bool:
     """Whether a text is a report, whole or cut off."""
-    return text.lstrip().startswith("{") and _RESULTS.search(text) is not None
+    if not text.lstrip().startswith("{"):
+        return False
+    return _RESULTS.search(text) is not None or '"nccl_version":' in text
 
 
 def read_reports(text: str, file: str) -> Reports:
@@ -120,6 +122,11 @@ def _split_reports(text: str) -> list[_Report]:
             content, end = decoder.raw_decode(text, place)
         except ValueError as error:
             start = _RESULTS.search(text, place)
+            if start is None and '"nccl_version":' in text[place:]:
+                raise ValueError(
+                    "the report ends before its results: the run died before its first row, or "
+                    "still runs"
+                ) from None
             if start is None or not text.startswith("{", place):
                 raise ValueError(f"it is no JSON: {escape(error, 100)}") from None
             reports.append(_read_start(decoder, text, place, start))
