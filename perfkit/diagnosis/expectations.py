@@ -98,7 +98,8 @@ def price(candidate: Candidate, operation: str, nbytes: Array) -> Band | None:
     slowest = seconds
     node = find_node_rate(candidate.links)
     if _may_be_tree(candidate, operation) and node is not None:
-        low = np.minimum(low, _find_fastest(candidate, operation, sizes, node))
+        fastest = _find_fastest(candidate, operation, sizes, node)
+        low = np.where(share > 0.5, np.minimum(low, fastest), low)  # start-ups are those of both
         # NCCL may choose a ring, which sends each byte twice
         slowest = np.maximum(seconds, factor * sizes / (node * _REACHED))
     return Band(

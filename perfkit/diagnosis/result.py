@@ -22,7 +22,7 @@ from perfkit.models.collectives import OPERATIONS, bus_factor
 
 #: Most runs that a text shows one by one, and panels of a chart [-].
 _MOST_RUNS = 12
-_MOST_PANELS = 4
+_MOST_PANELS = 2
 #: Runs differ if the slowest of the same size takes so much longer than the fastest [-].
 _DIFFER = 1.1
 #: What is said first: what is wrong, then what is right.
@@ -215,7 +215,7 @@ class Diagnosis(Tabular):
         Returns
         -------
         chart : altair.Chart
-            One panel for each of the first four runs, those that are named first.
+            One panel for each of the two runs that are named first.
         """
         from perfkit.plots.diagnoses import measured_against_links  # loads Altair
 
@@ -289,8 +289,6 @@ class Diagnosis(Tabular):
         thresholds = self.thresholds()
         if len(thresholds):
             yield "Floors of a health check", _tabulate_thresholds(thresholds)
-        if self.warnings:
-            yield "Warnings", [("warning",), *((text,) for text in self.warnings)]
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values, for JSON.
@@ -537,8 +535,16 @@ def _list_ranges(case: Case) -> list[Sequence[str]]:
             share = f"{verdict.line_share:.0%}"
         expected = _say_expected(verdict) or "–"
         size = write_size(verdict.nbytes)
-        rows.append((span, size, measured, expected, share, verdict.word.value))
+        rows.append((span, size, measured, expected, share, _say_word(verdict)))
     return rows
+
+
+def _say_word(verdict: Verdict) -> str:
+    """What is said of a range; that a time is right and yet longer than its interval is said, too."""
+    is_long = verdict.high_s is not None and verdict.seconds > verdict.high_s
+    if verdict.word is Word.EXPECTED and is_long:
+        return f"{verdict.word.value}, barely"
+    return verdict.word.value
 
 
 def _describe_finding(finding: Finding, *, with_file: bool) -> list[str]:
