@@ -17,7 +17,7 @@ from perfkit.diagnosis import (
     causes_run,
     causes_sockets,
 )
-from perfkit.diagnosis.causes import ALARMS, FALLBACKS, REMARKS, SIGNATURES, find_causes
+from perfkit.diagnosis.causes import ALARMS, FALLBACKS, REMARKS, SIGNATURES, find_causes, settle
 from perfkit.diagnosis.causes_between import compare_runs
 from perfkit.diagnosis.known_rates import Path as Way
 from perfkit.diagnosis.known_rates import find_ethernet, find_shares
@@ -212,10 +212,23 @@ def test_few_adapters_for_many_gpus(tmp_path: Path) -> None:
     assert (remark.name, remark.explains) == ("few adapters", frozenset())
 
 
-def test_a_run_that_is_not_slow_has_no_missing_adapter(tmp_path: Path) -> None:
+def test_a_missing_adapter_is_a_remark_where_the_rate_is_right(tmp_path: Path) -> None:
     seven = [f"mlx5_{number}" for number in range(7)]
     case = make_hdr(tmp_path, 190 * GB, *(list_adapters(host, seven) for host in FOUR))
-    assert names(case) == []
+    (remark,) = find_causes(case)
+    assert remark.name == "missing adapter"
+    assert remark.explains == frozenset()
+
+
+def test_what_is_low_is_slow_where_the_log_names_a_cause(tmp_path: Path) -> None:
+    eight = [f"mlx5_{number}" for number in range(8)]
+    for names_of_adapters, word in ((eight, Word.LOW), (eight[:-1], Word.SLOW)):
+        case = make_hdr(
+            tmp_path, 168 * GB, *(list_adapters(host, names_of_adapters) for host in FOUR)
+        )
+        low = tuple(replace(verdict, word=Word.LOW) for verdict in case.verdicts)
+        settled = settle(replace(case, verdicts=low))
+        assert {verdict.word for verdict in settled.verdicts} == {word}
 
 
 def test_fewer_rails_by_the_rate_alone(tmp_path: Path) -> None:
@@ -775,9 +788,11 @@ def test_wrong_values_are_not_all_right_however_fast(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     path.write_text(Run(follow(20e-6, 235 * GB), wrong=(20,)).write())
     diagnosis = pk.diagnose(path)
-    assert diagnosis.verdict == "as expected"
+    assert diagnosis.verdict == "wrong results"
     assert diagnosis.ok is False
-    assert diagnosis.headline().endswith("; results hold wrong values")
+    assert diagnosis.headline().startswith(
+        "wrong results: 2 results of all_reduce hold wrong values, the first in line "
+    )
     path.write_text(Run(follow(20e-6, 235 * GB)).write())
     assert pk.diagnose(path).ok is True
 
@@ -1041,7 +1056,8 @@ def test_facts_are_remarks_where_there_is_not_enough_to_say(tmp_path: Path) -> N
     assert (remark.name, rate.name) == ("missing adapter", "unknown rate")
     assert remark.explains == frozenset()
     expected = [replace(verdict, word=Word.EXPECTED) for verdict in case.verdicts]
-    assert find_causes(replace(case, verdicts=tuple(expected))) == ()
+    (same,) = find_causes(replace(case, verdicts=tuple(expected)))
+    assert same == remark
 
 
 def test_the_rate_of_adapters_may_decide(tmp_path: Path) -> None:

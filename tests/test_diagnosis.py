@@ -11,6 +11,7 @@ import pytest
 import perfkit as pk
 from perfkit.__main__ import main
 from perfkit.diagnosis.records import Range
+from perfkit.diagnosis.words import write_size
 from perfkit.ground.files import find_reference
 from tests.logs_of_runs import A100, H100, SIZES, follow, write_run
 
@@ -287,7 +288,7 @@ def diagnosis(tmp_path: Path) -> pk.Diagnosis:
 
 
 def test_runs_are_counted_and_their_spread_is_said(diagnosis: pk.Diagnosis) -> None:
-    assert diagnosis.headline().endswith("(1 of 2 runs)")
+    assert diagnosis.headline().endswith("(b.log; 1 of 2 runs slow)")
     spread = diagnosis.spread()
     assert len(spread) == len(SIZES) and set(spread["runs"]) == {2}
     last = spread.row(-1, named=True)
@@ -370,3 +371,30 @@ def test_progress_is_told(tmp_path: Path) -> None:
     told: list[float] = []
     pk.diagnose(tmp_path, progress=told.append)
     assert told == [0.25, 0.5, 0.75, 1.0]
+
+
+# -- figures and verdicts agree
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_range_that_is_slow_from_a_size_on_is_split_there(tmp_path: Path) -> None:
+    curve = follow(20e-6, 230e9, "all_reduce", 8)
+    log = write_run(tmp_path / "run.log", lambda size: max(curve(size), size / 15e9), device=A100)
+    diagnosis = pk.diagnose(log)
+    first = diagnosis.rows.filter(verdict="slow")["size_bytes"].min()
+    assert f"slow from {write_size(first)} on" in diagnosis.headline()
+    table = diagnosis.table()
+    assert first in table["from_bytes"].to_list()
+    assert set(table.filter(pl.col("from_bytes") >= first)["verdict"]) == {"slow"}
+
+
+def test_what_is_below_the_interval_and_not_slow_is_called_low(tmp_path: Path) -> None:
+    curve = follow(20e-6, 230e9, "all_reduce", 8)
+    log = write_run(tmp_path / "run.log", lambda size: curve(size) * 1.15, device=A100)
+    diagnosis = pk.diagnose(log)
+    last = diagnosis.rows.filter(pl.col("size_bytes") == pl.col("size_bytes").max())
+    assert (last["measured_s"] > last["high_s"]).all()
+    assert (last["measured_s"] < last["slow_s"]).all()
+    assert diagnosis.verdict == "low, not slow"
+    assert diagnosis.ok is None
+    assert diagnosis.headline().endswith("are expected; some healthy runs are as low")

@@ -282,6 +282,10 @@ def _widen(candidate: Candidate, operation: str) -> Candidate:
         candidate = replace(
             candidate, algorithm=None
         )  # others are rings, or exchanges between pairs
+    if candidate.algorithm not in (None, "ring"):
+        # of the algorithms that a user may ask for, published curves show rings alone
+        spread = max(_UNMEASURED, candidate.bytes_spread)
+        return replace(candidate, starts=_STARTS_OF_PAIRS, bytes_spread=spread)
     if operation not in OF_PAIRS:
         return candidate
     spread = candidate.bytes_spread

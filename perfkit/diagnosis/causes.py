@@ -95,13 +95,50 @@ def _ask(case: Case, signatures: Sequence[Signature]) -> list[Cause]:
     return [answer for answer in answers if answer is not None]
 
 
+def settle(case: Case) -> Case:
+    """Call slow what is low, where the log itself names a cause for it.
+
+    One of ten healthy runs is below an 80 % interval. Where a run is, and a line of its log says what
+    would make it so, chance is the weaker explanation.
+
+    Parameters
+    ----------
+    case : Case
+        The run, with its verdicts.
+
+    Returns
+    -------
+    case : Case
+        The same, with verdicts that may have changed.
+    """
+    low = {verdict.sizes for verdict in case.verdicts if verdict.word is Word.LOW}
+    if not low:
+        return case
+    as_slow = []
+    for verdict in case.verdicts:
+        word = Word.SLOW if verdict.word is Word.LOW else verdict.word
+        as_slow.append(replace(verdict, word=word))
+    changed = replace(case, verdicts=tuple(as_slow))
+    for cause in _ask(changed, SIGNATURES):
+        is_about = bool(cause.sizes & low) and Word.SLOW in cause.explains
+        if is_about and cause.certainty is Certainty.SEEN:
+            return changed
+    return case
+
+
 def _note_facts(case: Case) -> list[Cause]:
     """Remarks on what the log itself says would make a run slow, where there is not enough to say
-    whether it is; on NVLink SHARP also where it is as expected, as intervals may hold both rates."""
+    whether it is; on NVLink SHARP and missing adapters also where it is as expected, as intervals may
+    hold both rates."""
     words = {verdict.word for verdict in case.verdicts}
     if words & {Word.SLOW, Word.TOO_GOOD}:
         return []
-    signatures = SIGNATURES if Word.UNKNOWN in words else (causes_node.find_no_nvlink_sharp,)
+    signatures: Sequence[Signature] = (
+        causes_node.find_no_nvlink_sharp,
+        causes_adapters.find_missing_adapter,
+    )
+    if Word.UNKNOWN in words:
+        signatures = SIGNATURES
     as_slow = [replace(verdict, word=Word.SLOW) for verdict in case.verdicts]
     nothing_expected = replace(case.expectation, busbw=None)
     as_slow_case = replace(case, verdicts=tuple(as_slow), expectation=nothing_expected)

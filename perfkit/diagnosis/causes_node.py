@@ -45,6 +45,8 @@ _OF_CHANNEL = {"V100": 26.5e9, "A100": 24e9, "H100": 38.7e9, "H200": 38.7e9, "B2
 
 
 #: Sizes that bandwidth decides.
+#: Settings that leave a part of the links between GPUs unused.
+_SLOWS_LINKS = (Effect.NO_PEERS, Effect.NO_MULTICAST, Effect.FORCED, Effect.FEWER_CHANNELS)
 _LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
 
 
@@ -323,6 +325,8 @@ def find_part_of_links(case: Case) -> Cause | None:
         return None
     if plateau.busbw <= line or case.ranks < 2:
         return None
+    if list_settings(case, *_SLOWS_LINKS):
+        return None  # which explains it
     curve = case.curve
     if find_kink(curve.nbytes, curve.busbw) is not None:
         return None

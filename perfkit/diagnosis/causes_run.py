@@ -471,10 +471,10 @@ def find_settings(case: Case) -> Cause | None:
     strong = list_settings(case, Effect.FORCED, Effect.FEWER_CHANNELS, Effect.NO_MULTICAST)
     is_strong = any(setting in strong for setting in settings)
     names = join_names(f"{setting.name}={setting.value}" for setting in settings)
-    verb = "takes" if len(settings) == 1 else "take"
+    verb = "is" if len(settings) == 1 else "are"
     return Cause(
         "settings",
-        f"{names} {verb} choices from NCCL",
+        f"{names} {verb} set: {_say_effects(settings)}",
         tuple(quote_settings(case, settings)),
         (
             f"unset {join_names(dict.fromkeys(each.name for each in settings))} and compare: what is fast "
@@ -483,6 +483,15 @@ def find_settings(case: Case) -> Cause | None:
         (*_list_citations(settings), GUIDE),
         Certainty.LIKELY if is_strong else Certainty.POSSIBLE,
     )
+
+
+def _say_effects(settings: Sequence[Setting]) -> str:
+    """What settings take from NCCL, each effect once."""
+    effects: dict[str, None] = {}
+    for setting in settings:
+        for variable in find_variables(setting.name, setting.value):
+            effects[variable.effect.value] = None
+    return ", ".join(effects)
 
 
 def _list_citations(settings: Sequence[Setting]) -> list[str]:

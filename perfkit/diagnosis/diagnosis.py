@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from perfkit.diagnosis.candidates import explain_unknown
-from perfkit.diagnosis.causes import find_causes
+from perfkit.diagnosis.causes import find_causes, settle
 from perfkit.diagnosis.models import Model
 from perfkit.diagnosis.result import Diagnosis, Finding
 from perfkit.diagnosis.systems import System, describe_system, find_system
@@ -122,7 +122,7 @@ def _judge(read: NcclLogs, facts: LogFacts, rows: pl.DataFrame, given: Model | N
     if unlike is not None:  # nothing is expected of it
         case = judge_run(facts.file, rows, find_system([], system.ranks, system.nodes, None, facts))
         return Finding(case, find_causes(case), describe_system(system), unlike)
-    case = judge_run(facts.file, rows, system, given)
+    case = settle(judge_run(facts.file, rows, system, given))
     reason = ""
     if case.expectation.system is None:
         reason = explain_unknown(system, case.operation, given)

@@ -16,9 +16,11 @@ class Word(StrEnum):
     """What a diagnosis says of a row, of a range of sizes, or of a whole log."""
 
     EXPECTED = "as expected"
+    LOW = "low, not slow"  # below the 80 % interval, as some healthy runs are
     SLOW = "slow"
     TOO_GOOD = "too good"
     UNKNOWN = "not enough to say"
+    WRONG = "wrong results"  # of a whole log: times of wrong results mean nothing
 
 
 class Range(StrEnum):
@@ -316,11 +318,13 @@ class Case:
     verdicts: tuple[Verdict, ...] = ()
 
     def find(self, sizes: Range) -> Verdict | None:
-        """The verdict on a range of sizes; None where the run has none of them."""
+        """The verdict on a range of sizes; None where the run has none of them. Of a range in two parts, of
+        which one is slow, that on the larger messages."""
+        found = None
         for verdict in self.verdicts:
             if verdict.sizes is sizes:
-                return verdict
-        return None
+                found = verdict
+        return found
 
     @cached_property
     def curve(self) -> Curve:

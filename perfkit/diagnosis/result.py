@@ -26,7 +26,7 @@ _MOST_PANELS = 2
 #: Runs differ if the slowest of the same size takes so much longer than the fastest [-].
 _DIFFER = 1.1
 #: What is said first: what is wrong, then what is right.
-_ORDER = (Word.TOO_GOOD, Word.SLOW, Word.EXPECTED, Word.UNKNOWN)
+_ORDER = (Word.WRONG, Word.TOO_GOOD, Word.SLOW, Word.EXPECTED, Word.LOW, Word.UNKNOWN)
 _CERTAINTIES = {
     Certainty.SEEN: "the log says so",
     Certainty.LIKELY: "likely",
@@ -57,12 +57,22 @@ class Finding:
 
     @property
     def word(self) -> Word:
-        """The verdict on the whole run."""
+        """The verdict on the whole run. It is low where its largest messages are."""
+        if self.count_wrong():
+            return Word.WRONG
         words = {verdict.word for verdict in self.case.verdicts}
+        if not words & {Word.SLOW, Word.TOO_GOOD} and self.case.verdicts:
+            largest = self.case.verdicts[-1]
+            if largest.word is Word.LOW and largest.sizes is Range.BANDWIDTH:
+                return Word.LOW
         for word in _ORDER:
             if word in words:
                 return word
         return Word.UNKNOWN
+
+    def count_wrong(self) -> int:
+        """Rows whose results hold wrong values [-]."""
+        return 0 if self.case.facts is None else len(self.case.facts.wrong_lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +97,8 @@ class Diagnosis(Tabular):
 
     @property
     def verdict(self) -> str:
-        """``as expected``, ``slow``, ``too good`` or ``not enough to say``, of all runs together."""
+        """``wrong results``, ``too good``, ``slow``, ``as expected``, ``low, not slow`` or ``not enough to
+        say``, of all runs together."""
         return self._word.value
 
     @property
@@ -102,16 +113,9 @@ class Diagnosis(Tabular):
     def ok(self) -> bool | None:
         """Whether all that can be judged is as expected; None where nothing can. Results with wrong values
         are not, whatever their times."""
-        if self._has_wrong_values:
-            return False
-        if self._word is Word.UNKNOWN:
+        if self._word in (Word.UNKNOWN, Word.LOW):
             return None
         return self._word is Word.EXPECTED
-
-    @property
-    def _has_wrong_values(self) -> bool:
-        facts = [finding.case.facts for finding in self.findings]
-        return any(each is not None and each.wrong_lines for each in facts)
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
@@ -231,17 +235,23 @@ class Diagnosis(Tabular):
         """The answer in one line, see `perfkit.ground.results.Reported.headline`."""
         first = min(self.findings, key=_rank)
         text = f"{self.verdict}: {_say_run(first)}"
+        if first.word is Word.WRONG:
+            text = _say_wrong(first)
         if first.word in (Word.SLOW, Word.TOO_GOOD):
             text = _say_sick(first)
             explaining = [cause for cause in first.causes if first.word in cause.explains]
             if explaining:
                 text += f"; {explaining[0].sentence}"
-        if len(self.findings) > 1:
-            same = sum(finding.word is first.word for finding in self.findings)
-            text += f" ({same} of {len(self.findings)} runs)"
-        if self._has_wrong_values:
-            text += "; results hold wrong values"
-        return text
+        if first.word is Word.EXPECTED and self.causes:
+            remarks = [cause for cause in first.causes if cause.name == "missing adapter"]
+            text += "".join(f"; yet {remark.sentence}" for remark in remarks)
+        if len(self.findings) == 1:
+            return text
+        same = sum(finding.word is first.word for finding in self.findings)
+        files = {finding.case.file for finding in self.findings}
+        if first.word in (Word.EXPECTED, Word.UNKNOWN) or len(files) == 1:
+            return f"{text} ({same} of {len(self.findings)} runs)"
+        return f"{text} ({escape(first.case.file, 80)}; {same} of {len(self.findings)} runs {self.verdict})"
 
     def explain(self) -> str:
         """Say it in words.
@@ -459,7 +469,23 @@ def _say_run(finding: Finding) -> str:
         if case.expectation.algorithm is not None:
             return f"{text}, for the algorithm that was asked for ({case.expectation.algorithm})"
         return text
+    if finding.word is Word.LOW:
+        largest = case.verdicts[-1]
+        return f"{text} where {_say_expected(largest)} are expected; some healthy runs are as low"
     return f"{text}; {finding.reason}" if finding.reason else text
+
+
+def _say_wrong(finding: Finding) -> str:
+    """What is wrong with the results of a run, in one clause."""
+    count = finding.count_wrong()
+    facts = finding.case.facts
+    first = "" if facts is None else f", the first in line {facts.wrong_lines[0]}"
+    results = "1 result of" if count == 1 else f"{count} results of"
+    verb = "holds" if count == 1 else "hold"
+    return (
+        f"{Word.WRONG.value}: {results} {finding.case.operation} {verb} wrong values{first}; "
+        "no time of it means anything"
+    )
 
 
 def _say_measured(verdict: Verdict) -> str:

@@ -332,9 +332,25 @@ def _judge_ranges(case: Case) -> tuple[Verdict, ...]:
     verdicts = []
     for sizes in Range:
         rows = case.rows.filter(pl.col("sizes") == sizes.value)
-        if len(rows):
-            verdicts.append(_judge_range(case.operation, sizes, rows))
+        if not len(rows):
+            continue
+        parts = [rows] if sizes is Range.LATENCY else _split_where_slow(rows)
+        for part in parts:
+            verdicts.append(_judge_range(case.operation, sizes, part))
     return tuple(verdicts)
+
+
+def _split_where_slow(rows: pl.DataFrame) -> list[pl.DataFrame]:
+    """Rows of a range in two parts where they are slow up to a size, or from a size on; in one part
+    where they are not. A single slow size may be noise, so each part has two sizes or more."""
+    is_slow = (pl.col("verdict") == Word.SLOW.value).mean() >= 0.5
+    by_size = rows.group_by("nbytes").agg(is_slow.alias("slow")).sort("nbytes")
+    slow = by_size["slow"].to_numpy()
+    changes = np.flatnonzero(slow[1:] != slow[:-1]) + 1
+    if len(changes) != 1 or not 2 <= changes[0] <= len(slow) - 2:
+        return [rows]
+    first = by_size["nbytes"][int(changes[0])]
+    return [rows.filter(pl.col("nbytes") < first), rows.filter(pl.col("nbytes") >= first)]
 
 
 def _judge_range(operation: str, sizes: Range, rows: pl.DataFrame) -> Verdict:
@@ -349,6 +365,7 @@ def _judge_range(operation: str, sizes: Range, rows: pl.DataFrame) -> Verdict:
         (pl.col("verdict") == Word.SLOW.value).mean().alias("slow"),
         (pl.col("verdict") == Word.TOO_GOOD.value).mean().alias("too_good"),
         (pl.col("verdict") == Word.UNKNOWN.value).mean().alias("unknown"),
+        (pl.col("seconds") > pl.col("high_s")).mean().alias("low"),
     )
     by_size = by_size.sort("nbytes")
     word = _name_word(by_size, sizes)
@@ -387,6 +404,9 @@ def _name_word(by_size: pl.DataFrame, sizes: Range) -> Word:
         return Word.SLOW
     if is_unknown.mean() > 0.5:
         return Word.UNKNOWN
+    is_low = by_size["low"].fill_null(0.0).to_numpy() >= 0.5
+    if is_low[0 if sizes is Range.LATENCY else -1]:  # the size that is shown
+        return Word.LOW
     return Word.EXPECTED
 
 
