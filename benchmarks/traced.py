@@ -9,7 +9,7 @@ that was fitted. The traces are those of other people, in the folder that PERFKI
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from benchmarks.helpers.command import command
 from benchmarks.helpers.files import find_shared_data
 from benchmarks.helpers.tables import Row, lay_out
 from perfkit.calibration.collectives import fit_transfers
-from perfkit.calibration.fit_traces import calibrate_traces
+from perfkit.calibration.fit_traces import fit_trace
 from perfkit.calibration.traces import find_unsized
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet
@@ -60,15 +60,16 @@ def read_job(job: str, ranks: int = 8) -> pk.Trace:
 
 
 @cache
-def record(job: str, ranks: int, rank: int) -> tuple[Graph, Array]:
-    """Graph of the step of a rank, and what its operations took [s]."""
-    return read_job(job, ranks).record(rank)
+def record(job: str, rank: int | None) -> tuple[Graph, Array]:
+    """Graph of the step of a rank, and what its operations took [s]; nothing of other ranks."""
+    return read_job(job).record(rank)
 
 
 @cache
 def fit_job(job: str, ranks: int = 8) -> pk.Platform:
     """The gallery's platform with what the first ranks of a job show."""
-    return calibrate_traces(list_paths(job, ranks), JOBS[job][0])
+    base = pk.load_platform(JOBS[job][0])
+    return fit_trace(read_job(job, ranks), base, base.name, record=partial(record, job))
 
 
 def _find_work(trace: Any) -> float:
@@ -81,7 +82,7 @@ def compare_step(job: str) -> dict[str, Any]:
     """Means over ranks of the work of the device and of the step: measured, gallery, and from all
     traces [s]."""
     trace = read_job(job)
-    graphs = [record(job, 8, file.rank)[0] for file in trace.files]
+    graphs = [record(job, file.rank)[0] for file in trace.files]
     row = {"trace": job, "work": _find_work(trace), "step": trace.time}
     platforms = {"gallery": pk.load_platform(JOBS[job][0]), "fitted": fit_job(job)}
     for name, platform in platforms.items():
@@ -117,7 +118,7 @@ def judge_kernels(known: str, job: str) -> dict[str, Any]:
     for name, platform in platforms.items():
         errors = []
         for rank in ranks:
-            predicted, measured = sum_kernels(platform, record(job, most, rank))
+            predicted, measured = sum_kernels(platform, record(job, rank))
             errors.append(100 * (predicted / measured - 1))
         row[name] = np.abs(errors).mean()
         row[f"{name}_bias"] = np.mean(errors)

@@ -1,7 +1,7 @@
 """Calibration of GPUs from traces of training steps, where no probes can be run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,6 +96,36 @@ def calibrate_traces(
             f"base is {old.name!r}, a CPU; traces tell kernels of GPUs; name one such as h100-sxm-8"
         )
     compare_devices("traces are", names, old)
+    return fit_trace(trace, old, name or old.name, record=trace.record)
+
+
+def fit_trace(
+    trace: Trace, old: Platform, name: str, *, record: Callable[[int | None], tuple[Graph, Array]]
+) -> Platform:
+    """Put what traces tell into a platform, see `calibrate_traces`.
+
+    Parameters
+    ----------
+    trace : Trace
+        Traces of all ranks.
+    old : Platform
+        Platform of the same device.
+    name : str
+        Name of the result.
+    record : callable
+        Graph of the step of a rank, and what its operations took [s], as `Trace.record` gives them;
+        who asks several times may keep them.
+
+    Returns
+    -------
+    platform : Platform
+        As `calibrate_traces` returns it.
+
+    Raises
+    ------
+    ValueError
+        For traces that tell nothing.
+    """
     sources = [file.source for file in trace.files[:3]]
     if len(trace.files) > 3:
         sources.append("...")
@@ -103,7 +133,7 @@ def calibrate_traces(
     nodes = math.ceil((trace.files[0].ranks or 1) / old.network.ranks_per_node)
     where = old.with_nodes(max(old.network.nodes, nodes))
     sized = [file for file in trace.files if _holds_sizes(file)]
-    steps = [trace.record(file.rank) for file in sized]
+    steps = [record(file.rank) for file in sized]
     kernels = _fit_steps(steps, where, source)
     # the others need no scale
     known = {key: fit for key, fit in where.context.kernels.items() if key not in kernels}
@@ -123,14 +153,14 @@ def calibrate_traces(
                 "are unknown"
             )
     lost += trace.doubts
-    if not names:
+    if not name_devices(trace.files):
         lost.append("the name of the device, which is taken to be that of the base")
     if not kernels and where.collectives == old.collectives and where.host == old.host:
         raise ValueError(
             f"{source}: nothing can be fitted ({'; '.join([*lost, f'host {host}'])}); record_shapes=True"
         )
     story = {"traces": source, "base": old.name, "host": host, "not in the traces": "; ".join(lost)}
-    return replace(where, name=name or old.name, provenance={**old.provenance, **story})
+    return replace(where, name=name, provenance={**old.provenance, **story})
 
 
 def _holds_sizes(file: TraceFile) -> bool:
