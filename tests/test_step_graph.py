@@ -2,9 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,14 @@ import polars as pl
 import pytest
 
 import perfkit as pk
-from benchmarks.traced import compare_step, judge_collectives, sum_kernels
+from benchmarks.traced import (
+    compare_step,
+    fit_job,
+    judge_collectives,
+    read_job,
+    record,
+    sum_kernels,
+)
 from perfkit.__main__ import main
 from perfkit.calibration.activity import BLOCKING, list_steps, time_host
 from perfkit.calibration.collectives import fit_transfers, read_ranks
@@ -24,33 +29,26 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.cost import price_hosts
 from perfkit.readers.kineto import TraceFile, find_basis
 from perfkit.workloads.graph import Graph
+from tests.accuracy_page import check_block
 
 pytest.importorskip("torch", reason="graphs of traces need torch")
 
 from perfkit.calibration.step_graph import record_step
 
+#: Sets of traces: job of `benchmarks.traced`, ranks that are read, whether they have execution
+#: traces, and platform of the gallery.
 SETS = {
-    "dlrm_v100x8_param": (8, True, "v100-sxm-8"),
-    "megatron_tp8_a100x8": (2, False, "a100-sxm-8"),
+    "dlrm_v100x8_param": ("DLRM, 8 V100", 8, True, "v100-sxm-8"),
+    "megatron_tp8_a100x8": ("GPT forward, 8 A100", 2, False, "a100-sxm-8"),
 }
+DLRM_JOB, GPT_JOB = (job for job, *_ in SETS.values())
 
 
-def list_paths(home: Path, kinds: Sequence[str], ranks: int) -> list[Path]:
-    """Traces of all ranks, one kind after the other."""
-    paths = []
-    for kind in kinds:
-        paths += [home / f"{kind}_rank{rank}.json.gz" for rank in range(ranks)]
-    return paths
-
-
-@cache
-def load(
-    home: Path, ranks: int, executions: bool
-) -> tuple[list[TraceFile], list[tuple[Graph, Array]]]:
-    """Traces of a set and what was recorded of each rank."""
-    kinds = ("kineto", "et") if executions else ("kineto",)
-    files = read_ranks(list_paths(home, kinds, ranks))
-    return files, [record_step(file) for file in files]
+def load(job: str, ranks: int) -> tuple[list[TraceFile], list[tuple[Graph, Array]]]:
+    """Traces of the first ranks of a job and what was recorded of each; the page of accuracy, which
+    is printed below, asks for the same."""
+    files = list(read_job(job).files[:ranks])
+    return files, [record(job, file.rank) for file in files]
 
 
 def paths_of(home: Path, executions: bool) -> list[Path]:
@@ -58,22 +56,12 @@ def paths_of(home: Path, executions: bool) -> list[Path]:
     return [home / "kineto_rank0.json.gz", *([home / "et_rank0.json.gz"] if executions else [])]
 
 
-@cache
-def fit_rank_0(home: Path, executions: bool, base: str) -> pk.Platform:
-    """The gallery's platform with what the traces of rank 0 show."""
-    return calibrate_traces(paths_of(home, executions), base)
-
-
 @pytest.mark.parametrize("name", SETS)
 def test_kernels_of_one_rank_predict_those_of_the_others(shared_data: Path, name: str) -> None:
     """Sum of compute kernels of each other rank within 15 %, from its operations and fits of rank
     0; 5.4 % seen."""
-    ranks, executions, base = SETS[name]
-    home = shared_data / "traces" / name
-    recorded, platform = (
-        load(home, ranks, executions)[1],
-        fit_rank_0(home, executions, base),
-    )
+    job, ranks, *_ = SETS[name]
+    recorded, platform = load(job, ranks)[1], fit_job(job, 1)
     for each in recorded[1:]:
         with keep_quiet():
             predicted, measured = sum_kernels(platform, each)
@@ -88,8 +76,8 @@ def test_calls_of_a_host_are_those_of_its_graph(
 ) -> None:
     """Mean overheads times calls and launches of the graph, and waits, are the step; typical ones
     explain less."""
-    ranks, executions, base = SETS[name]
-    files, recorded = load(shared_data / "traces" / name, ranks, executions)
+    job, ranks, _, base = SETS[name]
+    files, recorded = load(job, ranks)
     table, graph = time_host(files[0]), recorded[0][0]
     counts = dict(table.select("overhead", "n").rows())
     columns = {"launch": "launches", "before_launch": "calls", "bare": "bare"}
@@ -120,20 +108,19 @@ def test_iterations_of_all_ranks_are_predicted_together(shared_data: Path, tmp_p
     """Mean iteration of the ranks, from rank 0's kernels and the gallery's host and collectives; 6
     % seen."""
     home = shared_data / "traces" / "dlrm_v100x8_param"
-    files, recorded = load(home, 8, True)
+    files, recorded = load(DLRM_JOB, 8)
     measured = np.mean([list_steps(file, find_basis(file.events))["time_s"][0] for file in files])
-    platform = pk.calibrate(traces=paths_of(home, True), base="v100-sxm-8", out=tmp_path / "p.toml")
+    platform = pk.calibrate(traces=paths_of(home, True), out=tmp_path / "p.toml")
     with keep_quiet():
         found = pk.predict([graph for graph, _ in recorded], platform)
         other = pk.predict(pk.read_trace(paths_of(home, True)).graph(), "h100-sxm-8", ranks=8)
     assert found.interval()[0] < measured < found.interval()[1]
     assert found.time == pytest.approx(measured, rel=0.15)
     assert platform.host == pk.load_platform("v100-sxm-8").host and platform.name == "p"
-    every = list_paths(home, ("kineto", "et"), 8)
     with keep_quiet():
-        whole = pk.predict([graph for graph, _ in recorded], pk.calibrate(traces=every))
+        whole = pk.predict([graph for graph, _ in recorded], fit_job(DLRM_JOB))
     worked = (
-        pk.read_trace(every)
+        read_job(DLRM_JOB)
         .idle()
         .select(pl.sum_horizontal("busy_s", "communication_s", "copies_s").mean())
         .item()
@@ -150,11 +137,10 @@ def test_work_of_a_device_is_predicted_where_observers_held_its_host(shared_data
     The rest of the step is pauses of hosts under observers, and waits for them, which no prediction
     has.
     """
-    home = shared_data / "traces" / "megatron_tp8_a100x8"
-    recorded = load(home, 8, False)[1]
+    recorded = load(GPT_JOB, 8)[1]
     with keep_quiet():
-        found = pk.predict([graph for graph, _ in recorded], fit_rank_0(home, False, "a100-sxm-8"))
-    trace = pk.read_trace([home / f"kineto_rank{rank}.json.gz" for rank in range(8)])
+        found = pk.predict([graph for graph, _ in recorded], fit_job(GPT_JOB, 1))
+    trace = read_job(GPT_JOB)
     worked = (
         trace.idle()
         .filter(pl.col("rank") > 0)
@@ -168,7 +154,7 @@ def test_work_of_a_device_is_predicted_where_observers_held_its_host(shared_data
 def test_a_graph_holds_what_the_trace_holds(shared_data: Path) -> None:
     """Layers of the recommender as its authors state them, its 5 all_to_all and 3 all_reduce, every
     kernel once."""
-    files, recorded = load(shared_data / "traces" / "dlrm_v100x8_param", 8, True)
+    files, recorded = load(DLRM_JOB, 8)
     for file, (graph, _) in zip(files, recorded, strict=True):
         names = Counter(label.name for label in graph.labels if label.kind == "collective")
         assert names == {"all_to_all": 5, "all_reduce": 3}
@@ -194,7 +180,7 @@ def test_a_graph_holds_what_the_trace_holds(shared_data: Path) -> None:
 def test_products_of_a_forward_pass_are_those_of_the_model(shared_data: Path) -> None:
     """Megatron's GPT with 40 layers of width 4096 on 8 ranks: 24 b s h^2 + 4 b s^2 h FLOP a layer,
     and its logits."""
-    _, ((one, _), _) = load(shared_data / "traces" / "megatron_tp8_a100x8", 2, False)
+    _, ((one, _), _) = load(GPT_JOB, 2)
     b, s, h = 4, 2048, 4096
     layers = 40 * (24 * b * s * h**2 + 4 * b * s**2 * h)
     logits = 2 * b * s * h * 51200
@@ -244,7 +230,7 @@ def test_what_is_not_known_is_said(
         )
     assert platform.provenance["base"] == "a100-sxm-8"
     assert "recorded shapes and stacks and memory" in platform.provenance["host"]
-    platform = fit_rank_0(home / "dlrm_v100x8_param", True, "v100-sxm-8")
+    platform = fit_job(DLRM_JOB, 1)
     assert platform.collectives == pk.load_platform("v100-sxm-8").collectives
     assert (
         "5 all_to_all, of which not all ranks were read" in platform.provenance["not in the traces"]
@@ -263,17 +249,13 @@ def test_transfers_of_some_calls_predict_the_others(shared_data: Path) -> None:
     The first half of 81 calls of one size predicts the second: 4.8 % off, the gallery's curve 5.6
     %.
     """
-    home = shared_data / "traces"
-    paths = list_paths(home / "dlrm_v100x8_param", ("kineto", "et"), 8)
-    met = pk.read_trace(paths).collectives()
+    met = read_job(DLRM_JOB).collectives()
     pairs = [(met.filter(pl.col("order") != order), met.filter(order=order)) for order in range(8)]
     row = judge_collectives("v100-sxm-8", pairs)
     assert (
         row["n"] == 8 and row["error"] < 35 and row["gallery"] > 300 and row["error_inside"] >= 75
     )
-    met = pk.read_trace(
-        [home / "megatron_tp8_a100x8" / f"kineto_rank{r}.json.gz" for r in range(8)]
-    ).collectives()
+    met = read_job(GPT_JOB).collectives()
     halves = met.filter(nbytes=2.0**26).with_columns(
         later=pl.col("order") > pl.col("order").median()
     )
@@ -408,3 +390,9 @@ def test_a_host_without_observers_is_taken_over(tmp_path: Path, slower: float) -
     assert (
         platform.provenance["host"].startswith("measured, 0.8") and platform.kernels == base.kernels
     )
+
+
+@pytest.mark.repository
+def test_the_page_of_accuracy_has_what_the_traces_say(shared_data: Path) -> None:
+    """Printed here, where the traces are read anyway."""
+    check_block("traced")
