@@ -596,9 +596,10 @@ def test_a_stage_holds_no_more_micro_batches_than_is_said(
 
 
 def test_the_event_loop_agrees_with_closed_forms() -> None:
-    """40 strategies drawn as the 200 that `benchmarks.scale` prints."""
+    """20 strategies drawn as the 200 that `benchmarks.scale` prints; test_readme.py compares 200 others
+    one by one."""
     for schedules in scale.SCHEDULES_OF_DRAWS:
-        drawn = scale.draw_strategies(40, schedules=schedules)
+        drawn = scale.draw_strategies(20, schedules=schedules)
         errors = np.abs(np.array(scale.compare_events(drawn)) - 1)
         assert errors.mean() <= 0.015, schedules
         assert errors.max() <= 0.1, schedules
@@ -608,8 +609,8 @@ def test_the_event_loop_agrees_with_closed_forms() -> None:
 def test_pipelines_of_even_layers_take_what_the_event_loop_takes() -> None:
     """With slow first and last stages; the forms were not mended beside this seed."""
     for schedules in scale.SCHEDULES_OF_DRAWS:
-        drawn = scale.draw_even_pipelines(60, 202, schedules)
-        assert len(drawn) == 60, schedules
+        drawn = scale.draw_even_pipelines(30, 202, schedules)
+        assert len(drawn) == 30, schedules
         errors = np.abs(np.array(scale.compare_events(drawn)) - 1)
         assert errors.mean() <= 0.01, schedules
         # the rest are stages with experts whose hosts set the pace
@@ -621,7 +622,7 @@ def test_unlike_pipelines_take_what_the_event_loop_takes() -> None:
     """Layers that do not divide, and shards beside stages; the passes were not mended beside this
     seed."""
     for schedules in scale.SCHEDULES_OF_DRAWS:
-        drawn = scale.draw_unlike_pipelines(60, 303, schedules)
+        drawn = scale.draw_unlike_pipelines(30, 303, schedules)
         errors = np.abs(np.array(scale.compare_events(drawn)) - 1)
         assert errors.mean() <= 0.012, schedules
         assert np.mean(errors <= 0.04) >= 0.95, schedules
