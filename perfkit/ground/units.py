@@ -117,6 +117,29 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Write ranks in their order; three or more in a row as their ends.
+
+    Examples
+    --------
+    >>> format_ranks((1, 2, 3, 4, 5, 6, 7, 0)), format_ranks((3,)), format_ranks((0, 1, 4))
+    ('1-7, 0', '3', '0, 1, 4')
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    written: list[str] = []
+    for run in runs:
+        if len(run) < 3:
+            written += map(str, run)
+        else:
+            written.append(f"{run[0]}-{run[-1]}")
+    return ", ".join(written)
+
+
 def format_table(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
     """Lay rows of text out in aligned columns, the heads first; `numbers` aligns those after the
     first to the right.

@@ -8,7 +8,7 @@ from typing import Any
 import polars
 
 from perfkit.ground.results import Sections, Table, Tabular
-from perfkit.ground.units import check_type, format_count, format_time
+from perfkit.ground.units import check_type, format_count, format_ranks, format_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers.plans import PlacedTables, find_plan
@@ -65,7 +65,8 @@ class PlanJudgement(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            table, yours, ranks, found and its ranks: kinds of placement, and ranks [-].
+            table, yours, ranks, found and its ranks: kinds of placement, and ranks as text, in the order
+            of the shards; the placements of a plan have them as numbers.
         """
         tables = self.yours._problem.costs.workload.tables
         yours, found = self.yours.plan.placements, self.found.plan.placements
@@ -73,9 +74,9 @@ class PlanJudgement(Tabular):
             {
                 "table": name_tables(tables),
                 "yours": [placement.kind for placement in yours],
-                "ranks": [list(placement.ranks) for placement in yours],
+                "ranks": [format_ranks(placement.ranks) for placement in yours],
                 "found": [placement.kind for placement in found],
-                "ranks_found": [list(placement.ranks) for placement in found],
+                "ranks_found": [format_ranks(placement.ranks) for placement in found],
             }
         )
 

@@ -16,6 +16,7 @@ from perfkit.ground.units import (
     check_type,
     format_bytes,
     format_count,
+    format_ranks,
     format_time,
 )
 from perfkit.models.distributions import Uniform
@@ -650,7 +651,7 @@ class ShardingResult(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            table, kind, ranks, rows [-], dim [-], pooling [-], shards [-], seconds [s] and bytes of
+            table, kind, ranks as text in the order of the shards, rows [-], dim [-], pooling [-], shards [-], seconds [s] and bytes of
             memory [B], both summed over ranks.
         """
         price, placements = self.prediction, self.plan.placements
@@ -660,7 +661,7 @@ class ShardingResult(Tabular):
             {
                 "table": name_tables(tables),
                 "kind": [placement.kind for placement in placements],
-                "ranks": [list(placement.ranks) for placement in placements],
+                "ranks": [format_ranks(placement.ranks) for placement in placements],
                 "rows": [table.rows for table in tables],
                 "dim": [table.dim for table in tables],
                 "pooling": [float(table.pooling) for table in tables],
