@@ -16,16 +16,21 @@ from perfkit.sharding.setup import set_up
 from perfkit.workloads.placement_kinds import KINDS
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
-RANKS = 16
-#: Where tables lie whole: up to three ranks of each node differ.
+#: Where tables lie whole on two nodes: up to three ranks of each node differ.
 OWNERS = (0, 1, 2, 8, 9, 10)
 
 
-def set_up_problem(tables: TableSet, inputs: str = "local", **limits: Any) -> Problem:
-    """Tables on two nodes of H100."""
-    problem = set_up(tables, "h100-sxm-8x2", RANKS, None, "iteration", inputs)
+def set_up_problem(
+    tables: TableSet,
+    inputs: str = "local",
+    platform: str = "h100-sxm-8x2",
+    ranks: int = 16,
+    **limits: Any,
+) -> Problem:
+    """Tables to place, on two nodes of H100 where nothing else is said."""
+    problem = set_up(tables, platform, ranks, None, "iteration", inputs)
     names = [str(number) for number in range(len(tables.tables))]
-    constraints = read_constraints(names, RANKS, problem.costs.order, **limits)
+    constraints = read_constraints(names, ranks, problem.costs.order, **limits)
     return replace(problem, constraints=constraints)
 
 
@@ -42,12 +47,14 @@ def list_loads(problem: Problem, table: int) -> np.ndarray:
         groups: Sequence[Sequence[int]] = []
         if kind == "table_wise":
             groups = [[rank] for rank in OWNERS]
-        elif kind == "table_row_wise":
+            if costs.ranks < 8:
+                groups = [[rank] for rank in range(costs.ranks)]
+        elif kind == "table_row_wise" and costs.has_inner_nodes:
             groups = [range(8), range(8, 16)]
         elif kind in ("data_parallel", "row_wise"):
-            groups = [range(RANKS)]
+            groups = [range(costs.ranks)]
         for ranks in groups:
-            loads = np.zeros((RANKS, len(Resource)))
+            loads = np.zeros((costs.ranks, len(Resource)))
             loads[list(ranks)] = shard
             loads[ranks[0]] += hot_row
             placements.append(loads)
@@ -56,10 +63,11 @@ def list_loads(problem: Problem, table: int) -> np.ndarray:
 
 def find_least_time(problem: Problem) -> float:
     """Time of the best of all plans [s]."""
-    loads = np.zeros((1, RANKS, len(Resource)))
+    ranks = problem.costs.ranks
+    loads = np.zeros((1, ranks, len(Resource)))
     for table in range(len(problem.costs.workload.tables)):
         placements = list_loads(problem, table)
-        loads = (loads[:, None] + placements).reshape(-1, RANKS, len(Resource))
+        loads = (loads[:, None] + placements).reshape(-1, ranks, len(Resource))
     return float(problem.time(loads.max(axis=1)).min())
 
 
@@ -87,6 +95,37 @@ def test_no_plan_of_few_tables_is_below_the_bound(seed: int, inputs: str) -> Non
     forbid = [kind for kind in KINDS if kind != "table_wise" and rng.random() < 0.3]
     problem = set_up_problem(draw_tables(seed), inputs, forbid=forbid)
     assert 0 < bound(problem) <= find_least_time(problem) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_plan_of_few_ranks_is_below_the_bound(seed: int) -> None:
+    """Large tables leave no seconds on their ranks to others, and so fewer pooled rows."""
+    problem = draw_few_ranks(seed)
+    assert 0 < bound(problem) <= find_least_time(problem) * (1 + 1e-12)
+
+
+def draw_few_ranks(seed: int) -> Problem:
+    """Six tables on two to four ranks."""
+    rng = np.random.default_rng([seed, 23])
+    forbid = [kind for kind in KINDS if kind != "table_wise" and rng.random() < 0.5]
+    ranks = int(rng.choice((2, 3, 4)))
+    tables = draw_tables(seed, count=6 if ranks < 4 else 5)
+    tables = replace(tables, batch=3 * tables.batch)
+    return set_up_problem(tables, "local", "h100-sxm-8", ranks, forbid=forbid)
+
+
+def test_a_rank_with_a_large_table_exchanges_less() -> None:
+    """Three tables of many lookups and nine of one lookup, on four ranks: with as many rows as the
+    other ranks, a rank with a large table needs more seconds than the average has."""
+    tables = [EmbeddingTable(1_000_000, 128, 64.0) for _ in range(3)]
+    tables += [EmbeddingTable(1_000_000, 128, 24.0) for _ in range(5)]
+    workload = TableSet(tables, batch=65536, embedding="fused")
+    only_whole = {*KINDS} - {"table_wise"}
+    problem = set_up_problem(workload, "local", "h100-sxm-8", 4, forbid=only_whole)
+    floors = list_floors(problem)
+    blind = find_lower_bound(problem, replace(floors, lightest=None)).time
+    least = find_least_time(problem)
+    assert blind < bound(problem) <= least
 
 
 def test_a_whole_table_fills_a_rank_alone() -> None:
@@ -155,5 +194,5 @@ def test_the_best_prices_of_two_messages() -> None:
         PricedCurve(Resource.POOLED, sizes, 0.3 * sizes, center=0.0, radius=1.0),
         PricedCurve(Resource.INDICES, sizes, 0.2 * sizes, center=0.0, radius=1.0),
     ]
-    best = find_prices(entries, curves, lambda choice: np.inf)
+    best = find_prices(entries, curves, np.inf)
     assert best.time == pytest.approx(1.5, rel=1e-4)

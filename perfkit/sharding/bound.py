@@ -5,12 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perfkit.ground.units import Array
 from perfkit.sharding.candidates import find_grain
 from perfkit.sharding.problem import Candidates, Floors, Grain, Problem, Resource
 from perfkit.sharding.relaxation import ROUNDING, Relaxation
+from perfkit.workloads.placement_kinds import PLACEMENT_KINDS
 
-#: Most choices of relaxed problems that a search begins with [-].
-_MOST_CHOICES = 16
+#: Most choices of relaxed problems that a search begins with, and prices that are tried for them [-].
+_MOST_CHOICES, _STEPS_OF_CANDIDATES = 16, 4000
 
 
 class LowerBound(NamedTuple):
@@ -58,8 +60,8 @@ def find_lower_bound(problem: Problem, floors: Floors) -> LowerBound:
     return LowerBound(bound * (1 - ROUNDING), floors.kind[choice], set_by_host)
 
 
-def relax(problem: Problem, candidates: Candidates) -> list[np.ndarray]:
-    """Candidates of the units in relaxed problems, the least time first."""
+def relax(problem: Problem, candidates: Candidates, lightest: Array | None = None) -> Relaxation:
+    """Relaxed problems of candidates; `lightest` is that of `Floors`."""
     everywhere = np.where(candidates.on_every_rank[:, None], candidates.shard_load, 0.0)
     floors = Floors(
         candidates.unit,
@@ -68,9 +70,15 @@ def relax(problem: Problem, candidates: Candidates) -> list[np.ndarray]:
         everywhere,
         candidates.shard_load + candidates.hot_row_load,
         _find_grain(candidates),
+        lightest,
     )
+    return Relaxation(problem, floors, _STEPS_OF_CANDIDATES)
+
+
+def list_choices(relaxation: Relaxation) -> list[np.ndarray]:
+    """Candidates of the units in relaxed problems, the least time first."""
     chosen = dict[bytes, np.ndarray]()
-    for relaxed in Relaxation(problem, floors).solve_all():
+    for relaxed in relaxation.solve_all():
         chosen.setdefault(relaxed.choice.tobytes(), relaxed.choice)
     return list(chosen.values())[:_MOST_CHOICES]
 
@@ -80,6 +88,9 @@ def _find_grain(candidates: Candidates) -> Grain | None:
     is none."""
     pooled = candidates.shard_load[:, Resource.POOLED]
     partial = candidates.shard_load[:, Resource.PARTIAL]
+    splits_columns = [kind.name for kind in PLACEMENT_KINDS if kind.splits_columns]
+    if np.isin(candidates.kind, splits_columns).any():
+        return None
     nbytes = find_grain(pooled[partial == 0])
     if nbytes is None:
         return None

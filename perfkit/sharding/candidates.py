@@ -10,7 +10,7 @@ import numpy as np
 
 from perfkit.ground.units import Array, format_bytes
 from perfkit.sharding.constraints import InfeasibleError
-from perfkit.sharding.problem import Candidates, Floors, Grain, Problem, Resource
+from perfkit.sharding.problem import DEVICE_RESOURCES, Candidates, Floors, Grain, Problem, Resource
 from perfkit.workloads.placement_kinds import PLACEMENT_KINDS, WHOLE, PlacementKind, Reduction
 from perfkit.workloads.tables import name_tables
 
@@ -267,6 +267,19 @@ class _FloorList(_EntriesOfTables):
         super().__post_init__()
         #: Bytes of pooled rows of which whole tables have multiples; None if they may be any [B].
         self.grain = self.find_grain()
+        #: Loads of each table if all of its shards were the lightest, see `Floors`.
+        self.lightest = self.whole.copy()
+
+    @property
+    def has_large(self) -> bool:
+        """Whether a table takes half as long as an average rank."""
+        seconds = self.whole[:, DEVICE_RESOURCES]
+        average = seconds.sum(axis=0) / self.problem.costs.ranks
+        return bool((seconds > average / 2).any())
+
+    def note_lightest(self, tables: np.ndarray, loads: Array) -> None:
+        """Lower the loads of these tables if all of their shards were the lightest."""
+        self.lightest[tables] = np.minimum(self.lightest[tables], loads)
 
     def find_grain(self) -> float | None:
         """Grain of the pooled rows of whole tables; None where there is none, or where a table may be
@@ -311,6 +324,10 @@ class _FloorList(_EntriesOfTables):
         grain = None
         if self.grain is not None:
             grain = Grain(self.grain, joined.take_first(self.breaks), self.find_least_partial())
+        lightest = None
+        if self.has_large:
+            units = self.problem.constraints.units
+            lightest = np.array([self.lightest[members].sum(axis=0) for members in units])
         return Floors(
             joined.unit,
             joined.kind,
@@ -318,6 +335,7 @@ class _FloorList(_EntriesOfTables):
             joined.add_up(self.everywhere),
             joined.add_up(self.largest),
             grain,
+            lightest,
         )
 
     def find_least_partial(self) -> float:
@@ -407,6 +425,7 @@ def _add_floors_of_columns(
         average[divisible] = np.minimum(average[divisible], average_of_shards)
         largest[divisible] = np.minimum(largest[divisible], shard)
     nowhere = np.zeros_like(floors.whole)
+    floors.note_lightest(divisible, average[divisible] * ranks)
     floors.add(kind, members & can_be_split, _FloorsOfTables(average, nowhere, largest))
 
 
@@ -437,6 +456,10 @@ def _add_floors_of_rows(
         everywhere[tables] = loads.shard
     largest[tables] = loads.shard + loads.hot_row
     floors.add(kind, members & divisible, _FloorsOfTables(average, everywhere, largest))
+    if everywhere.any() or not floors.has_large:
+        return
+    any_size = floors.select(kind.name, divisible)
+    floors.note_lightest(any_size, parts * floors.find_loads(kind.name, any_size).shard)
 
 
 def check_memory(problem: Problem, candidates: Candidates) -> None:

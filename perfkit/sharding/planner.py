@@ -22,7 +22,7 @@ from perfkit.platform.estimates import warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers.plans import find_plan
-from perfkit.sharding.bound import find_lower_bound, relax
+from perfkit.sharding.bound import find_lower_bound, list_choices, relax
 from perfkit.sharding.candidates import check_memory, list_candidates, list_floors
 from perfkit.sharding.constraints import (
     MIN_COLUMNS,
@@ -42,6 +42,7 @@ from perfkit.sharding.result import (
 from perfkit.sharding.search import search_assignment
 from perfkit.sharding.setup import set_up
 from perfkit.sharding.small_tables import JoinedPlan, join_small_tables
+from perfkit.sharding.starts import fill_bases
 from perfkit.sharding.state import Assignment, State
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
@@ -621,7 +622,8 @@ class _Outcome(NamedTuple):
 @np.errstate(under="ignore")
 def _prepare(problem: Problem) -> _Prepared:
     """Bound a problem and list its candidates."""
-    bound = find_lower_bound(problem, list_floors(problem))
+    floors = list_floors(problem)
+    bound = find_lower_bound(problem, floors)
     # Candidates that rarely help are tried where the bound uses them. Split rows also help tables in
     # host memory, where one link would carry all of a table.
     beyond_device = _find_units_beyond_device(problem)
@@ -632,13 +634,15 @@ def _prepare(problem: Problem) -> _Prepared:
         if kind.splits_rows:
             helpful[kind.name] |= beyond_device
     candidates = list_candidates(problem, helpful)
-    bases = relax(problem, candidates)
+    relaxation = relax(problem, candidates, floors.lightest)
+    bases = list_choices(relaxation)
     kinds_of_bound = candidates.choose_kinds(bound.kinds)
     if bound.set_by_host:
         bases.insert(0, kinds_of_bound)
     else:
         bases.append(kinds_of_bound)
-    return _Prepared(problem, bound.time, bases, State(problem, candidates))
+    state = State(problem, candidates)
+    return _Prepared(problem, bound.time, fill_bases(state, bases, relaxation.time_choice), state)
 
 
 def _find_units_beyond_device(problem: Problem) -> np.ndarray:

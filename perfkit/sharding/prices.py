@@ -1,7 +1,7 @@
 """Prices of bytes and seconds at which a relaxed problem has its largest bound: the ellipsoid method."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,9 @@ class PricedCurve(NamedTuple):
         Between two of them the time is at least that on the straight line.
     center, radius : float
         Price where the search begins, and how far from it a price is tried [s/B or -].
+    least_price : float
+        The least price that gives a bound: 0 where the load is only known to be no more than that of
+        the curve [s/B or -].
     """
 
     resource: Resource
@@ -32,6 +35,7 @@ class PricedCurve(NamedTuple):
     seconds: Array
     center: float
     radius: float
+    least_price: float = -np.inf
 
     def find_line(self, load: float, price: float) -> float:
         """Time at a load on the highest line of this slope that stays below the curve [s]."""
@@ -53,6 +57,8 @@ class Priced(NamedTuple):
         Load of each resource with this choice [B or s].
     wanted_loads : array, shape (curves,)
         Load of each resource at which its time is least, less its price [B or s].
+    steps : int
+        How many prices were tried [-].
     """
 
     time: float
@@ -60,6 +66,7 @@ class Priced(NamedTuple):
     prices: Array
     loads: Array
     wanted_loads: Array
+    steps: int = 1
 
 
 class Entries(NamedTuple):
@@ -103,12 +110,9 @@ class Entries(NamedTuple):
 def find_prices(
     entries: Entries,
     curves: Sequence[PricedCurve],
-    least_time: Callable[[np.ndarray], float],
+    enough: float,
 ) -> Priced:
-    """Prices at which the relaxed time is largest.
-
-    `least_time` is told each choice, as numbers in `Floors`, and returns the least relaxed time of
-    all choices so far [s].
+    """Prices at which the relaxed time is largest; more than `enough` is not looked for [s].
 
     Notes
     -----
@@ -116,29 +120,33 @@ def find_prices(
     loads that the curves want at them, are a supergradient: the best prices lie on one side of these.
     So an ellipsoid that has them in it shrinks, step by step (Bland, Goldfarb and Todd, The
     ellipsoid method: a survey, Operations Research 29, 1981). The time at any prices is a bound,
-    wherever the steps end. They end where no prices can add much, or where the time is more than
-    that of a choice known from before.
+    wherever the steps end.
     """
     center = np.array([curve.center for curve in curves])
     scale = np.array([curve.radius for curve in curves])
-    best = priced = entries.choose(center, curves)
-    enough = least_time(entries.number[best.choice]) * (1 + _CLOSE)
+    least = np.array([curve.least_price for curve in curves])
+    best = priced = entries.choose(np.maximum(center, least), curves)
     if not curves:
         return best
     count = len(curves)
     # in units of the radii
     shape = np.eye(count) * count
-    for _ in range(_STEPS_OF_PRICES):
+    steps = 0
+    while steps < _STEPS_OF_PRICES:
+        steps += 1
         if priced.time > best.time:
             best = priced
-            enough = least_time(entries.number[best.choice]) * (1 + _CLOSE)
         excess = (priced.loads - priced.wanted_loads) * scale
+        is_too_low = center < least
+        if is_too_low.any():  # on the other side are prices that give a bound
+            excess = np.where(is_too_low, scale, 0.0)
         reach = shape @ excess
         most_gain = math.sqrt(max(float(excess @ reach), 0.0))
-        if most_gain <= _CLOSE * best.time or best.time > enough:
+        is_close = most_gain <= _CLOSE * best.time and not is_too_low.any()
+        if is_close or best.time > enough * (1 + _CLOSE) or not most_gain:
             break
         # better prices than the best so far lie beyond the center by this share of the ellipsoid
-        depth = (best.time - priced.time) / most_gain
+        depth = 0.0 if is_too_low.any() else (best.time - priced.time) / most_gain
         if depth >= 1:
             break
         step = reach / most_gain
@@ -150,5 +158,5 @@ def find_prices(
             shrink = 2 * (1 + count * depth) / ((count + 1) * (1 + depth))
             growth = count**2 / (count**2 - 1) * (1 - depth**2)
             shape = growth * (shape - shrink * np.outer(step, step))
-        priced = entries.choose(steady(center), curves)
-    return best
+        priced = entries.choose(np.maximum(steady(center), least), curves)
+    return best._replace(steps=steps)

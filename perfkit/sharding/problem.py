@@ -287,6 +287,10 @@ class Floors:
         [s or B].
     grain : Grain or None
         Bytes of pooled rows in whole multiples; None where they may be any.
+    lightest : array, shape (units, resources), or None
+        Loads of each unit on all ranks together, if every shard took as few seconds for a byte of its
+        pooled rows as the one that takes fewest; None where no table takes half as long as an average
+        rank [s or B].
     """
 
     unit: np.ndarray
@@ -294,7 +298,8 @@ class Floors:
     average: Array
     everywhere: Array
     largest: Array
-    grain: Grain | None
+    grain: Grain | None = None
+    lightest: Array | None = None
 
     @cached_property
     def first_of_unit(self) -> np.ndarray:

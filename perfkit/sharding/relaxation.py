@@ -14,26 +14,36 @@ from perfkit.sharding.problem import (
     DEVICE_RESOURCES,
     NO_TIME,
     REDUCED,
+    Curve,
     Floors,
     Problem,
     Resource,
 )
+from perfkit.workloads.placement_kinds import WHOLE
 
-#: How often relaxed problems are divided at most [-].
-_DIVISIONS = 100
+#: Most prices that are tried for all relaxed problems together, that number times the entries, and
+#: how many are tried in small problems: so many, and more for each entry [-].
+MOST_STEPS, _MOST_WORK = 15_000, 5e7
+_FEWEST_STEPS, _STEPS_OF_ENTRY = 1000, 5
 #: It is divided while that may add more than this share of the time [-].
 _GAP = 1e-4
 #: Where an interval from 0 is taken to begin and how near to its ends it is not divided, in
 #: logarithms of bytes: both relative to its length [-].
 _SMALLEST_PART, _MARGIN = 1e-3, 0.05
 #: Length of an interval that is not divided, relative to its bytes [-].
-_SHORTEST = 1e-6
+_SHORTEST = 1e-3
 #: What sums of floats in another order may differ by, relative to them [-].
 ROUNDING = 1e-9
 #: Farthest price of a byte that is tried from the slope of its curve, over the steepest slope; where
 #: half of a problem begins with the prices of the whole, this share of it, unless the best ones are
 #: farther than a share of that [-].
 _FARTHEST_PRICE, _NEARBY, _FAR = 4.0, 0.1, 0.6
+#: Shares by which the fullest rank may have more seconds than it must where its limits are divided,
+#: and length of an interval of pooled rows within which they are; relative to these [-].
+_ROOMS, _NARROW = (0.002, 0.004, 0.008, 0.015, 0.03, 0.05, 0.08, 0.12), 0.02
+#: Shares by which the fullest rank may have more seconds than it must in a choice that is timed, and
+#: how often its pooled rows are counted again [-].
+_ROOM, _ROUNDS = (0.0, 0.01, 0.04), 2
 #: Messages of which each rank sends its own bytes: they last as long as those of the fullest rank.
 _SENT = (Resource.POOLED, Resource.PARTIAL, Resource.INDICES)
 #: Messages that many plans do without.
@@ -55,7 +65,8 @@ class Limits(NamedTuple):
     Parameters
     ----------
     nbytes : mapping of Resource to Interval
-        Bytes of an average rank in each message that takes time [B].
+        Bytes of each message that takes time: of an average rank, and of pooled rows of the fullest
+        one [B].
     shards : mapping of Resource to Interval
         The most that a shard adds to its rank alone [B or s].
     grain : float or None
@@ -119,10 +130,12 @@ class Relaxed(NamedTuple):
 
 @dataclass(eq=False)
 class Relaxation:
-    """Relaxed problems by the bytes of messages and the largest shards."""
+    """Relaxed problems by the bytes of messages and the largest shards, with at most so many prices
+    tried."""
 
     problem: Problem
     floors: Floors
+    most_steps: int = MOST_STEPS
 
     def __post_init__(self) -> None:
         floors = self.floors
@@ -137,6 +150,10 @@ class Relaxation:
         self.alone = np.maximum(self.alone, 0.0)
         #: Seconds of each entry that every rank has.
         self.everywhere: Array = of_every_rank.sum(axis=1)
+        #: Which entries are a whole unit on one rank.
+        self.is_whole = floors.kind == WHOLE.name
+        #: By resource, the most bytes of pooled rows that a rank exchanges in so many seconds.
+        self.light_curves = self._list_light_curves()
         #: Messages that take time.
         self.messages = list[Resource]()
         #: Lines through 0 below the curves of reductions [s/B].
@@ -148,12 +165,55 @@ class Relaxation:
                 if resource in _REDUCTIONS:
                     self.slopes[resource] = curve.slope_below(self._find_most(resource))
         self.first_limits = self._list_limits()
+        #: Prices that were tried so far [-].
+        self.steps = 0
         #: Least time of the choices so far, of which none is the best for its prices only [s].
         self.least_time = np.inf
 
     def _find_most(self, resource: Resource) -> float:
         """The most that an average rank may have of a resource [B or s]."""
         return self.floors.sum_of_largest(self.average[:, resource])
+
+    def _list_light_curves(self) -> dict[Resource, Curve]:
+        """Bytes of pooled rows by seconds of a resource, those first that take fewest for a byte."""
+        curves = dict[Resource, Curve]()
+        if self.floors.lightest is None:
+            return curves
+        pooled = self.floors.lightest[:, Resource.POOLED]
+        for resource in DEVICE_RESOURCES:
+            seconds = self.floors.lightest[pooled > 0, resource]
+            nbytes = pooled[pooled > 0]
+            order = np.argsort(seconds / nbytes, kind="stable")
+            summed = np.cumsum(np.stack([seconds, nbytes])[:, order], axis=1)
+            curves[resource] = Curve(*np.concatenate([np.zeros((2, 1)), summed], axis=1))
+        return curves
+
+    def _find_unused(self, peak: float, most_seconds: Mapping[Resource, float]) -> Array:
+        """Pooled rows that the rank of each entry exchanges less than the fullest rank, as it has no
+        seconds left for more; on the average of ranks [B].
+
+        `peak` is the least that the fullest rank exchanges [B], and `most_seconds` the most seconds
+        that a rank may have beside those of every rank [s].
+        """
+        unused = np.zeros(len(self.average))
+        ranks = self.problem.costs.ranks
+        for resource, curve in self.light_curves.items():
+            most = most_seconds[resource]
+            seconds = self.alone[:, resource]
+            # two such shards do not lie on one rank
+            large = np.flatnonzero(self.is_whole & (seconds > most / 2) & (seconds <= most))
+            others = np.interp(most - seconds[large], curve.nbytes, curve.seconds)
+            free = peak - self.average[large, Resource.POOLED] * ranks - others
+            unused[large] = np.maximum(unused[large], free / ranks)
+        return unused
+
+    def _find_unused_within(self, limits: Limits) -> Array:
+        """Pooled rows that ranks exchange less than the fullest one within limits, see
+        `_find_unused`."""
+        if Resource.POOLED not in limits.nbytes:
+            return np.zeros(len(self.average))
+        peak = limits.nbytes[Resource.POOLED].low + (limits.grain or 0.0)
+        return self._find_unused(peak, {r: limits.shards[r].high for r in DEVICE_RESOURCES})
 
     def solve_all(self) -> list[Relaxed]:
         """Relaxed problems, the least time first.
@@ -164,7 +224,13 @@ class Relaxation:
         seconds = self.everywhere + self.average[:, DEVICE_RESOURCES].sum(axis=1)
         before = Relaxed(0.0, self.floors.cheapest_of_units(seconds), {}, None)
         parts = [self._solve(limits, before) for limits in self.first_limits]
-        for _ in range(_DIVISIONS):
+        entries = len(self.average)
+        most_steps = min(
+            self.most_steps,
+            _FEWEST_STEPS + _STEPS_OF_ENTRY * entries,
+            _MOST_WORK / entries,
+        )
+        while self.steps < most_steps:
             parts.sort(key=lambda part: part.time)
             first = parts[0]
             if first.division is None:
@@ -180,6 +246,9 @@ class Relaxation:
         any_bytes = {}
         for resource in self.messages:
             any_bytes[resource] = Interval(0.0, self._find_most(resource))
+            if resource is Resource.POOLED:  # all rows may be on one rank
+                total = self.problem.costs.ranks * any_bytes[resource].high
+                any_bytes[resource] = Interval(0.0, total)
         limits = Limits(any_bytes, any_shard, None)
         grain = self.floors.grain
         if grain is None or Resource.POOLED not in self.messages:
@@ -199,7 +268,9 @@ class Relaxation:
         first_of_unit = np.flatnonzero(np.diff(unit, prepend=-1))
         if len(first_of_unit) < len(self.floors.first_of_unit):
             return nearby._replace(time=np.inf)
-        least = np.minimum.reduceat(self.average[allowed], first_of_unit).sum(axis=0)
+        average = self.average.copy()
+        average[:, Resource.POOLED] += self._find_unused_within(limits)
+        least = np.minimum.reduceat(average[allowed], first_of_unit).sum(axis=0)
         for resource, interval in limits.nbytes.items():
             if least[resource] > interval.high * (1 + ROUNDING):
                 return nearby._replace(time=np.inf)
@@ -213,13 +284,17 @@ class Relaxation:
             np.flatnonzero(allowed),
             first_of_unit,
             self._add_unpriced_seconds(resources)[allowed],
-            self.average[allowed][:, resources],
+            average[allowed][:, resources],
         )
         best = self._find_prices(entries, curves, nearby)
-        time = self.problem.correction * (best.time + self.problem.device_seconds)
+        self.steps += best.steps
         choice = entries.number[best.choice]
-        divisions = self._divide_bytes(limits, choice, curves, best.prices, alone)
+        self.least_time = min(self.least_time, self._time_entries(choice))
+        time = self.problem.correction * (best.time + self.problem.device_seconds)
+        of_rank = average[choice].sum(axis=0)
+        divisions = self._divide_bytes(limits, of_rank, curves, best.prices, alone)
         divisions += self._divide_shards(limits, choice, alone)
+        divisions += self._divide_room(limits, choice, curves, best.prices, alone)
         division = max(divisions, key=lambda each: each.seconds, default=None)
         if division is not None and division.seconds < _GAP * best.time:
             division = None
@@ -273,13 +348,14 @@ class Relaxation:
                 near.append(curve._replace(center=price, radius=radius))
             else:
                 near.append(curve)
-        best = find_prices(entries, near, self._note_choice)
+        best = find_prices(entries, near, self.least_time)
         moved = np.abs(best.prices - [curve.center for curve in near])
         is_far = moved > [_FAR * curve.radius for curve in near]
         if not is_far.any():
             return best
-        anywhere = find_prices(entries, curves, self._note_choice)
-        return max(best, anywhere, key=lambda priced: priced.time)
+        anywhere = find_prices(entries, curves, self.least_time)
+        steps = best.steps + anywhere.steps
+        return max(best, anywhere, key=lambda priced: priced.time)._replace(steps=steps)
 
     def _add_unpriced_seconds(self, priced: Sequence[Resource]) -> Array:
         """Time of each entry without the resources that have a price [s]."""
@@ -299,7 +375,9 @@ class Relaxation:
         curve = self.problem.curves[resource]
         if grain is None:
             inside = (curve.nbytes > interval.low) & (curve.nbytes < interval.high)
-            sizes = np.unique([interval.low, *curve.nbytes[inside], interval.high])
+            # the time begins to grow where the bytes pass those of the shard
+            corner = float(np.clip(alone, interval.low, interval.high))
+            sizes = np.unique([interval.low, *curve.nbytes[inside], corner, interval.high])
             seconds = curve(sizes)
         else:
             low, high = round(interval.low / grain), round(interval.high / grain)
@@ -313,7 +391,9 @@ class Relaxation:
         length = sizes[-1] - sizes[0]
         slope = float((seconds[-1] - seconds[0]) / length) if length else 0.0
         steepest = float(seconds.max() / sizes[-1])
-        return PricedCurve(resource, sizes, seconds, slope, _FARTHEST_PRICE * steepest)
+        least_price = 0.0 if resource is Resource.POOLED else -np.inf
+        radius = _FARTHEST_PRICE * steepest
+        return PricedCurve(resource, sizes, seconds, slope, radius, least_price)
 
     def _time_of(
         self, resource: Resource, average: float, alone: float, grain: float | None
@@ -323,38 +403,60 @@ class Relaxation:
         if resource in DEVICE_RESOURCES:
             return max(average, alone)
         if grain is not None:
-            average = math.ceil(average / grain * (1 - ROUNDING)) * grain
+            average = _round_up(average, grain)
         return float(self.problem.curves[resource](max(average, alone)))
 
-    def _note_choice(self, choice: np.ndarray) -> float:
-        """Lower the least time of the choices so far, and return it [s]."""
+    def time_choice(self, choice: np.ndarray) -> float:
+        """Time of a choice of entries, if tables can be divided at will beside the largest shards
+        [s]."""
+        return self.problem.correction * (self._time_entries(choice) + self.problem.device_seconds)
+
+    def _time_entries(self, choice: np.ndarray) -> float:
+        """Time of a choice of entries without what does not depend on tables [s]."""
+        least = np.inf
         average = self.average[choice].sum(axis=0)
         alone = self.alone[choice].max(axis=0)
         for limits in self.first_limits:
-            keeps_grain = limits.grain is None or not self._breaks_grain()[choice].any()
-            if not keeps_grain:
+            if limits.grain is not None and self._breaks_grain()[choice].any():
                 continue
-            time = float(self.everywhere[choice].sum())
-            for resource in (*DEVICE_RESOURCES, *self.messages):
-                largest = float(alone[resource])
-                if resource in limits.shards:
-                    largest = max(largest, limits.shards[resource].low)
-                grain = limits.grain_of(resource)
-                time += self._time_of(resource, float(average[resource]), largest, grain)
-            self.least_time = min(self.least_time, time)
-        return self.least_time
+            lows = alone.copy()
+            for resource, interval in limits.shards.items():
+                lows[resource] = max(lows[resource], interval.low)
+            for share in _ROOM:
+                least = min(least, self._time_with_room(limits, choice, average, lows, share))
+        return least
+
+    def _time_with_room(
+        self, limits: Limits, choice: np.ndarray, average: Array, alone: Array, room: float
+    ) -> float:
+        """Time of a choice, where the fullest rank has a little more seconds than it must, relative to
+        these [s]."""
+        peaks = average.copy()
+        peaks[DEVICE_RESOURCES] = (1 + room) * np.maximum(average, alone)[DEVICE_RESOURCES]
+        if self.light_curves and Resource.POOLED in self.messages:
+            most = {resource: float(peaks[resource]) for resource in DEVICE_RESOURCES}
+            for _ in range(_ROUNDS):
+                peak = max(peaks[Resource.POOLED], alone[Resource.POOLED])
+                if limits.grain is not None:
+                    peak = _round_up(peak, limits.grain)
+                unused = self._find_unused(peak, most)[choice].sum()
+                peaks[Resource.POOLED] = average[Resource.POOLED] + unused
+        time = float(self.everywhere[choice].sum())
+        for resource in (*DEVICE_RESOURCES, *self.messages):
+            grain = limits.grain_of(resource)
+            time += self._time_of(resource, float(peaks[resource]), float(alone[resource]), grain)
+        return time
 
     def _divide_bytes(
         self,
         limits: Limits,
-        choice: np.ndarray,
+        of_rank: Array,
         curves: Sequence[PricedCurve],
         prices: Array,
         alone: Array,
     ) -> list[Division]:
         """Where limits may be divided by the bytes of a message: the curve is above its line at those
-        of a choice."""
-        of_rank = self.average[choice].sum(axis=0)
+        of an average rank."""
         line = {resource: slope * of_rank[resource] for resource, slope in self.slopes.items()}
         for curve, price in zip(curves, prices, strict=True):
             line[curve.resource] = curve.find_line(float(of_rank[curve.resource]), float(price))
@@ -421,3 +523,65 @@ class Relaxation:
                 halves.append(limits.with_shards(resource, half))
             divisions.append(Division(gap, halves))
         return divisions
+
+    def _divide_room(
+        self,
+        limits: Limits,
+        choice: np.ndarray,
+        curves: Sequence[PricedCurve],
+        prices: Array,
+        alone: Array,
+    ) -> list[Division]:
+        """Where limits may be divided by the most seconds of a rank: with fewer, ranks with a large
+        shard exchange less."""
+        divisions = list[Division]()
+        if Resource.POOLED not in limits.nbytes:
+            return divisions
+        price = 0.0
+        for curve, price_of_curve in zip(curves, prices, strict=True):
+            if curve.resource is Resource.POOLED:
+                price = float(price_of_curve)
+        within = {r: limits.shards[r].high for r in DEVICE_RESOURCES}
+        interval = limits.nbytes[Resource.POOLED]
+        peak = interval.low + (limits.grain or 0.0)
+        before = self._find_unused(peak, within)[choice].sum()
+        pooled = float(self.average[choice, Resource.POOLED].sum())
+        if limits.grain is not None:
+            pooled = _round_up(pooled, limits.grain)
+        pooled = min(pooled, interval.high)
+        for resource in self.light_curves:
+            seconds = limits.shards[resource]
+            counted = max(
+                float(self.average[choice, resource].sum()),
+                float(self.alone[choice, resource].max()),
+                float(alone[resource]),
+            )
+            best_gain, middle = 0.0, counted
+            for room in _ROOMS:
+                most = counted * (1 + room)
+                if most < seconds.high:
+                    unused = self._find_unused(max(pooled, peak), {**within, resource: most})
+                    gain = min(room * counted, price * float(unused[choice].sum() - before))
+                    if gain > best_gain:
+                        best_gain, middle = gain, most
+            if not best_gain:
+                continue
+            halves = []
+            if peak < pooled * (1 - _NARROW) and limits.grain is None:
+                nbytes = max((1 - _NARROW / 2) * pooled, interval.low)
+                for half in (Interval(interval.low, nbytes), Interval(nbytes, interval.high)):
+                    halves.append(limits.with_nbytes(Resource.POOLED, half))
+            elif peak < pooled and limits.grain is not None:
+                for half in self._divide(Resource.POOLED, interval, pooled, limits.grain):
+                    halves.append(limits.with_nbytes(Resource.POOLED, half))
+            else:
+                for half in (Interval(seconds.low, middle), Interval(middle, seconds.high)):
+                    halves.append(limits.with_shards(resource, half))
+            if halves:
+                divisions.append(Division(best_gain, halves))
+        return divisions
+
+
+def _round_up(nbytes: float, grain: float) -> float:
+    """The next multiple of the grain; sums of floats may be a little more than one [B]."""
+    return math.ceil(nbytes / grain * (1 - ROUNDING)) * grain

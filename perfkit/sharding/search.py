@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from perfkit.ground.units import Array
-from perfkit.sharding.starts import Start, construct, fill_bases, list_starts
+from perfkit.sharding.starts import Start, construct, list_starts
 from perfkit.sharding.state import Assignment, State
 
 #: Most ranks that a rank may move a shard to, or exchange shards with, in one step [-].
@@ -34,9 +34,9 @@ _CLOSE = 1e-4
 #: Work of a step, a pair of shards that may be exchanged, a candidate, and a unit that is placed
 #: [s]; docs/formulas.md, table 8.2.
 _STEP, _PAIR, _CANDIDATE, _PLACE = 1.4e-4, 1.3e-7, 8e-5, 6e-5
-#: Most units of tables of a small problem, which is searched in rounds; work of the first round, and
-#: of each further one, over that of the one before [-, s, -]; docs/formulas.md, table 8.2.
-_FEW_UNITS, _FIRST_ROUND, _GROWTH_OF_ROUNDS = 20, 1 / 31, 2
+#: Work of the first round of a small problem, and of each further one, over that of the one before
+#: [s, -]; docs/formulas.md, table 8.2.
+_FIRST_ROUND, _GROWTH_OF_ROUNDS = 1 / 31, 2
 #: Called with the share of the work that is done [-] and the best time so far [s].
 Progress: TypeAlias = Callable[[float, float], None]
 
@@ -161,7 +161,7 @@ class Search:
     @property
     def is_small(self) -> bool:
         """Whether there are few units."""
-        return len(self.state.conflicts) <= _FEW_UNITS
+        return self.state.is_small
 
     def has_ended(self) -> bool:
         """Whether all work is done, or the incumbent is close to the bound."""
@@ -385,7 +385,7 @@ def search_assignment(
     rng = np.random.default_rng(seed)
     search = Search(state, rng, bound, steps, nothing, seconds, progress)
     try:
-        untried = list_starts(state, fill_bases(state, bases, with_kinds=search.is_small))
+        untried = list_starts(state, bases)
         seconds_of_round = _FIRST_ROUND if search.is_small else seconds
         _search_once(search, untried, placed, seconds_of_round)
         while search.is_small and not search.has_ended():

@@ -1,7 +1,7 @@
 """Starts of a search: which candidate each unit of tables has, and where it is placed first."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -221,31 +221,31 @@ def _choose_one_kind(state: State) -> list[np.ndarray]:
 
 
 def fill_bases(
-    state: State, bases: Sequence[np.ndarray], *, with_kinds: bool = False
+    state: State, bases: Sequence[np.ndarray], time_choice: Callable[[np.ndarray], float]
 ) -> list[np.ndarray]:
-    """Candidates of the units to start from, those that take the least time on even ranks first.
+    """Candidates of the units to start from, those first whose time is least on even ranks, or if
+    tables can be divided at will beside large shards, which `time_choice` says: what is longer.
 
     `bases` are candidates of the units in relaxed problems. Each is also taken with its largest units
-    on several ranks, and with ranks that exchange the same bytes. If `with_kinds`, candidates of one
+    on several ranks, and with ranks that exchange the same bytes. In small problems candidates of one
     kind are among them.
     """
-    times = dict[bytes, float]()
-    filled = list[np.ndarray]()
+    filled = dict[bytes, np.ndarray]()
     for base in bases:
         spread = [_spread_large_units(state, base, share) for share in _LARGEST_ON_ONE_RANK]
         for variant in (base, *spread):
             more = _fill_exchange(state, variant, full=True)
             fewer = _fill_exchange(state, variant, full=False)
             for chosen in (variant, more, fewer):
-                if chosen.tobytes() not in times:
-                    times[chosen.tobytes()] = _time_even_ranks(state, chosen)
-                    filled.append(chosen)
-    if with_kinds:
+                filled[chosen.tobytes()] = chosen
+    if state.is_small:
         for chosen in _choose_one_kind(state):
-            if chosen.tobytes() not in times:
-                times[chosen.tobytes()] = _time_even_ranks(state, chosen)
-                filled.append(chosen)
-    return sorted(filled, key=lambda chosen: times[chosen.tobytes()])
+            filled[chosen.tobytes()] = chosen
+    times = dict[bytes, float]()
+    for key, chosen in filled.items():
+        relaxed = float(steady(time_choice(chosen)))
+        times[key] = max(_time_even_ranks(state, chosen), relaxed)
+    return [filled[key] for key in sorted(filled, key=lambda key: times[key])]
 
 
 def list_starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[Start]:

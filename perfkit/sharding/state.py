@@ -12,6 +12,8 @@ from perfkit.workloads.placement_kinds import PLACEMENT_KINDS
 _BYTES = [resource for resource in Resource if resource not in (*DEVICE_RESOURCES, Resource.HOST)]
 #: Memory counts in the smooth time from this share of the capacity on [-].
 _MEMORY_COUNTS_FROM = 0.3
+#: Most units of tables of a small problem [-]; docs/formulas.md, table 8.2.
+_FEW_UNITS = 20
 #: Most ways to give units to nodes that are tried together [-]; docs/formulas.md, table 8.2.
 _MOST_WAYS = 4096
 
@@ -179,6 +181,11 @@ class State:
         #: Which ranks have a shard of each unit.
         self.occupied = np.zeros((units, self.ranks), dtype=bool)
         self.clear()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether there are few units, which are searched in rounds."""
+        return len(self.conflicts) <= _FEW_UNITS
 
     def _list_shards(self) -> None:
         """Number the shards of all candidates whose ranks are searched for."""
