@@ -260,6 +260,28 @@ def test_channels_and_nvlink_sharp(tmp_path: Path) -> None:
     assert older.channels[:5] == (16, 0, 0, 8, 2)
 
 
+def test_words_of_rccl(tmp_path: Path) -> None:
+    facts = read_one(
+        tmp_path,
+        "rccl-tests: Version develop:0000000",
+        say("RCCL version : 2.22.3-HEAD:0000000"),
+        "elm-1:900:931 [0] /build/long/path/src/init.cc:71 NCCL WARN NUMA auto balancing enabled",
+        say(
+            "comm 0x5 rank 1 nranks 4 cudaDev 1 busId c1000 localSize 280 used 7 bytes - Init COMPLETE"
+        ),
+        say("Channel 02/0 : 1[c1000] -> 2[c6000] [receive] via NET/Socket/1 comm 0x5 nRanks 04"),
+        say("Connected all rings comm 0x5 nRanks 04 busId c1000"),
+    )
+    assert (facts.library, facts.version) == ("RCCL", "2.22.3")
+    assert [(said.text, said.host) for said in facts.warnings] == [
+        ("NUMA auto balancing enabled", "elm-1")
+    ]
+    assert facts.network == "Socket"
+    assert facts.transports[0].name == "NET/Socket/1"
+    hip = read_one(tmp_path, "NCCL version 2.21.5+hip6.2")
+    assert (hip.library, hip.version) == ("RCCL", "2.21.5")
+
+
 def test_who_set_a_variable(tmp_path: Path) -> None:
     facts = read_one(
         tmp_path,
