@@ -16,7 +16,7 @@ from perfkit.platform.estimates import keep_quiet
 INTERVAL = 1.2816
 SLOW = 2.43
 #: Share of the rate of network adapters that large messages reach: the mean of those six [-].
-_REACHED = 0.95
+REACHED = 0.95
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def price(candidate: Candidate, operation: str, nbytes: Array) -> Band | None:
     factor = float(bus_factor(operation, candidate.ranks))
     line = _find_crossed(candidate, operation)
     spread_of_bytes = candidate.bytes_spread
-    if line is not None and bandwidth < line * _REACHED:
+    if line is not None and bandwidth < line * REACHED:
         spread_of_bytes = max(spread_of_bytes, ACROSS)  # the nodes bound it, not the adapters alone
     if line is not None:
         # platforms price exchanges level by level, of which less crosses than of NCCL's rings and trees
-        bandwidth = min(bandwidth, line * _REACHED)
+        bandwidth = min(bandwidth, line * REACHED)
         seconds = np.maximum(seconds, factor * sizes / bandwidth)
     moved = np.minimum(factor * sizes / bandwidth, seconds)
     share = moved / seconds
@@ -101,7 +101,7 @@ def price(candidate: Candidate, operation: str, nbytes: Array) -> Band | None:
         fastest = _find_fastest(candidate, operation, sizes, node)
         low = np.where(share > 0.5, np.minimum(low, fastest), low)  # start-ups are those of both
         # NCCL may choose a ring, which sends each byte twice
-        slowest = np.maximum(seconds, factor * sizes / (node * _REACHED))
+        slowest = np.maximum(seconds, factor * sizes / (node * REACHED))
     return Band(
         seconds,
         low=low,

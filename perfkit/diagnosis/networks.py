@@ -19,6 +19,8 @@ NAMED = 0.055
 ONE_MISSING = 0.03
 #: Rates of network adapters, as they are sold [B/s].
 _ADAPTER_RATES = tuple(1e9 / 8 * rate for rate in (25, 50, 100, 200, 400, 800))
+#: GPUs of nodes that may have one adapter for each [-]; with other numbers a run does not use all GPUs.
+_WITH_ONE_EACH = (4, 8, 16)
 #: GPUs of a node whose networks are published [-].
 _WHOLE = 8
 
@@ -180,7 +182,7 @@ def read_adapters(system: System) -> Adapters | None:
     count = min(counts)
     local = system.local or count
     usual = min(count, local)
-    if count == local - 1 and local > 2:
+    if count == local - 1 and local in _WITH_ONE_EACH:
         usual = local  # one for each GPU, of which one is missing
     rates = {adapter.rate for adapter in facts.adapters if adapter.fabric != "Socket"}
     rate = rates.pop() if len(rates) == 1 else None

@@ -7,10 +7,11 @@ from enum import Enum
 import numpy as np
 import polars as pl
 
-from perfkit.diagnosis.candidates import BYTES, Candidate, find_candidates
-from perfkit.diagnosis.expectations import INTERVAL, SLOW, Band, price
+from perfkit.diagnosis.candidates import BYTES, OF_PAIRS, Candidate, find_candidates
+from perfkit.diagnosis.expectations import INTERVAL, REACHED, SLOW, Band, price
 from perfkit.diagnosis.limits import find_limit, find_line
 from perfkit.diagnosis.models import Model
+from perfkit.diagnosis.networks import ONE_MISSING
 from perfkit.diagnosis.records import Case, Expectation, Links, Range, Verdict, Word
 from perfkit.diagnosis.systems import System
 from perfkit.ground.units import Array
@@ -107,6 +108,7 @@ def judge_run(file: str, rows: pl.DataFrame, system: System, given: Model | None
     factor = float(bus_factor(operation, system.ranks)) if operation in OPERATIONS else 1.0
     lost = _find_lost(sizes, factor * sizes / medians)
     chosen = _choose(priced, sizes, medians, lost)
+    chosen = _complete(chosen, operation, sizes, medians, factor)
     limit = find_limit(candidates, operation)
     line = None
     if chosen.shown is not None and (chosen.judges or chosen.is_slow):
@@ -253,6 +255,41 @@ def _choose_unusual(matching: Sequence[_Priced], usual: _Priced, startup: float 
     if shown.band.seconds[-1] < usual.band.seconds[-1]:
         text = f"faster than {usual.candidate.name}, as {shown.candidate.name} give or switches of the network that reduce"
     return _Chosen(shown, (), note=text)
+
+
+def _complete(
+    chosen: _Chosen, operation: str, sizes: Array, medians: Array, factor: float
+) -> _Chosen:
+    """Expect what all adapters would give where one is missing and the others bound the run: rings of
+    three nodes or more that fill as much of them as adapters are known to give."""
+    if chosen.shown is None or operation in OF_PAIRS:
+        return chosen
+    candidate, band = chosen.shown.candidate, chosen.shown.band
+    adapters = candidate.links.adapters
+    if candidate.nodes < 3 or adapters is None or adapters.rate is None:
+        return chosen
+    count, usual = adapters.count, adapters.usual
+    if count is None or usual is None or count >= usual:
+        return chosen
+    reached = factor * sizes / medians / (count * adapters.rate.value)
+    is_bound = (reached > REACHED * np.exp(-SLOW * ONE_MISSING)) & (reached < _ABOVE)
+    if not is_bound[-1]:
+        return chosen
+    seconds = np.where(is_bound, medians * count / usual, band.seconds)
+
+    def widen(deviations: float, end: Array) -> Array:
+        return np.where(is_bound, seconds * np.exp(deviations * ONE_MISSING), end)
+
+    band = replace(
+        band,
+        seconds=seconds,
+        low=widen(-INTERVAL, band.low),
+        high=widen(INTERVAL, band.high),
+        slow=widen(SLOW, band.slow),
+        moved=np.minimum(band.moved, seconds),
+    )
+    complete = _Priced(candidate, band)
+    return replace(chosen, shown=complete, judges=(complete,))
 
 
 # -- rows
