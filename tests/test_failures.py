@@ -15,6 +15,7 @@ from perfkit.models.failures import (
     daly_interval,
     segment_time,
     segment_variance,
+    wait_for_slowest,
     young_interval,
 )
 
@@ -186,6 +187,21 @@ def test_many_failures_are_counted_or_normal_alike() -> None:
         assert chances == pytest.approx([0.1587, 0.5, 0.8413], abs=0.01)
 
 
+@pytest.mark.parametrize(
+    "ranks, largest",
+    # H. L. Harter, Biometrika 48, 1961; of two it is 1 / sqrt(pi)
+    [(1, 0.0), (2, math.pi**-0.5), (10, 1.53875), (100, 2.50759), (1000, 3.24144)],
+)
+def test_the_slowest_of_normal_ranks(ranks: int, largest: float) -> None:
+    assert float(wait_for_slowest(1.0, ranks=ranks)) == pytest.approx(largest, abs=1e-4)
+    assert float(wait_for_slowest(0.02, ranks=ranks)) == pytest.approx(0.02 * largest, abs=1e-5)
+
+
+def test_ranks_that_are_drawn_wait_as_long() -> None:
+    drawn = np.random.default_rng(3).normal(1.0, 0.05, (4000, 64)).max(axis=1).mean()
+    assert 1 + float(wait_for_slowest(0.05, ranks=64)) == pytest.approx(drawn, rel=0.002)
+
+
 # A run.
 
 
@@ -214,11 +230,30 @@ def test_a_run_by_hand(predicted: pk.Prediction) -> None:
     shares = r.account()
     assert shares["share"].sum() == pytest.approx(1.0)
     assert shares["hours"].to_list()[0] == pytest.approx(training / HOUR)
-    assert shares["hours"].to_list()[1] == pytest.approx(count * 30 / HOUR)
+    assert shares["hours"].to_list()[1:3] == pytest.approx([0.0, count * 30 / HOUR])
     assert r.warnings == ()
     low, high = r.hours_range()
     assert low < r.hours < high
     assert predicted.cost(2.0, tokens=3e12, mtbf=32 * 10 * HOUR, checkpoint=30.0).hours < r.hours
+
+
+def test_ranks_of_unlike_speed_make_a_run_longer(predicted: pk.Prediction) -> None:
+    wait = 0.02 * 2.0697  # Harter's largest of 32
+    plain = predicted.cost(2.0, tokens=3e12)
+    late = predicted.cost(2.0, tokens=3e12, jitter=0.02)
+    assert late["hours"] == pytest.approx(plain["hours"] * (1 + wait), rel=1e-4)
+    assert late["cost"] == pytest.approx(plain["cost"] * (1 + wait), rel=1e-4)
+    failing: dict[str, Any] = {"mtbf": "llama-3", "checkpoint": 30.0, "restart": 60.0}
+    steady = predicted.cost(2.0, tokens=3e12, **failing)
+    r = predicted.cost(2.0, tokens=3e12, jitter=0.02, **failing)
+    assert r.hours / steady.hours == pytest.approx(1 + wait, rel=1e-3)
+    assert r.waiting_hours == pytest.approx(wait * plain["hours"], rel=1e-4)
+    assert r.account()["share"].sum() == pytest.approx(1.0)
+    assert r.goodput == pytest.approx(steady.goodput / (1 + wait), rel=1e-3)
+    assert "waiting for the slowest of 32 ranks: 4.0%" in r.explain()
+    assert "slowest" not in steady.explain()
+    low, high = r.hours_range()
+    assert low < r.hours < high
 
 
 def test_chances_of_a_run(predicted: pk.Prediction) -> None:
@@ -265,6 +300,8 @@ def test_a_checkpoint_takes_its_bytes_over_the_rate(predicted: pk.Prediction) ->
         ({"interval": 60.0}, "interval is 60.0; it counts with failures alone"),
         ({"mtbf": 3200.0, "checkpoint": 60.0}, "mtbf is that of one rank in seconds"),
         ({"mtbf": 3.2e5, "checkpoint": 60.0, "interval": 1e6}, "take a shorter interval"),
+        ({"mtbf": 1e8, "checkpoint": 1.0, "epochs": 1e-12}, "the run has 9.16e-05 iterations"),
+        ({"jitter": 1.5}, "jitter is 1.5; it must be a number of 0 or more, at most 1"),
         ({"mtbf": 1e8, "checkpoint": -1.0}, "checkpoint is -1.0"),
     ],
 )

@@ -1,5 +1,5 @@
 """Failures of a long run: how often to write a checkpoint, how long the run takes with what it has to
-do again, and how likely it is done by a time.
+do again, and how likely it is done by a time; and how long ranks wait for the slowest of them.
 
 A run is cut into equal segments: each is some work and one checkpoint after it. Failures come at
 random with a constant rate, also while a checkpoint is written and while the job restarts. A failure
@@ -18,6 +18,10 @@ from perfkit.ground.units import Array, Values
 _FAR = 8.0
 #: Most failures that `chance_done` adds up one by one [-]: beyond them their number is as good as normal.
 _MOST_FAILURES = 1_000.0
+
+
+#: Standard deviations to each side, and points, over which `wait_for_slowest` integrates [-].
+_FARTHEST, _POINTS = 12.0, 2401
 
 
 class _Moments(NamedTuple):
@@ -285,3 +289,45 @@ def chance_done(
     done = np.where(counts == 0, 1.0, done)
     is_over = late[..., np.newaxis] >= -1e-9 * segments * length
     return np.asarray(np.sum(weights * done * is_over, axis=-1).clip(0.0, 1.0))
+
+
+@closed_form()
+def wait_for_slowest(jitter: Values, *, ranks: int) -> Values:
+    r"""How much longer an iteration takes because all ranks wait for the slowest one.
+
+    Parameters
+    ----------
+    jitter : float or array
+        Standard deviation of the time that a rank takes for an iteration, over its mean [-].
+    ranks : int
+        Ranks that wait for each other once in an iteration [-].
+
+    Returns
+    -------
+    share : same kind as `jitter`
+        What is added, over the time of the mean rank [-].
+
+    Notes
+    -----
+    .. math:: \sigma \int_{-\infty}^{\infty} x\, p\, \varphi(x)\, \Phi(x)^{p - 1} dx
+
+    The expected largest of p normal numbers [1]_: 0.564 of two, 1.539 of ten, 2.508 of a hundred, 3.241 of a
+    thousand. It is the same whether ranks are slow for ever or in turns. Where ranks wait s times in an
+    iteration and are slow in turns, it is up to the root of s times as much.
+
+    References
+    ----------
+    .. [1] H. L. Harter, "Expected values of normal order statistics", Biometrika 48, 1961
+
+    Examples
+    --------
+    >>> [round(float(wait_for_slowest(1.0, ranks=ranks)), 3) for ranks in (1, 2, 10, 100)]
+    [0.0, 0.564, 1.539, 2.508]
+    """
+    from scipy import special
+
+    x = np.linspace(-_FARTHEST, _FARTHEST, _POINTS)
+    # the largest is above x with 1 - below^ranks; the integral of it over x, from the left end on
+    exceeds = -np.expm1(ranks * special.log_ndtr(x))
+    largest = float(np.trapezoid(exceeds, x)) - _FARTHEST
+    return jitter * max(largest, 0.0)

@@ -32,6 +32,8 @@ _STEPS, _FAR = 400, 12.0
 #: Parts of the memory of a rank that a checkpoint holds.
 _SAVED = ("parameters", "states", "tables")
 _HOUR = 3600.0
+#: One iteration, up to rounding [-].
+_ONE = 1.0 - 1e-9
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class Goodput(Tabular):
         Price of one rank for an hour, in any currency [1/h].
     power : float
         Power of one rank; 0 if it was not said [W].
+    waiting_hours : float
+        What waiting for the slowest rank adds to `training_hours` [h].
     warnings : tuple of str
         What was assumed.
     """
@@ -120,12 +124,13 @@ class Goodput(Tabular):
     failures: Failures
     price_per_gpu_hour: float
     power: float
+    waiting_hours: float
     warnings: tuple[str, ...]
 
     @property
     def segments(self) -> Segments:
         """The pieces between checkpoints."""
-        return Segments.cut(self.training_hours * _HOUR, self.failures)
+        return Segments.cut(self._running_hours * _HOUR, self.failures)
 
     @property
     def interval(self) -> float:
@@ -135,7 +140,7 @@ class Goodput(Tabular):
     @property
     def hours(self) -> float:
         """Expected time until the run is done [h]."""
-        return self._expect(self.training_hours)
+        return self._expect(self._running_hours)
 
     @property
     def gpu_hours(self) -> float:
@@ -177,12 +182,17 @@ class Goodput(Tabular):
     @property
     def lost_hours(self) -> float:
         """Expected time of work that failures throw away [h]."""
-        kept = self.training_hours + self.checkpoint_hours + self.restart_hours
+        kept = self._running_hours + self.checkpoint_hours + self.restart_hours
         return max(self.hours - kept, 0.0)
 
-    def _expect(self, training_hours: float) -> float:
-        """Expected time for so much training [h]."""
-        segments = Segments.cut(training_hours * _HOUR, self.failures)
+    @property
+    def _running_hours(self) -> float:
+        """Time of all iterations [h]."""
+        return self.training_hours + self.waiting_hours
+
+    def _expect(self, running_hours: float) -> float:
+        """Expected time for iterations of so much time [h]."""
+        segments = Segments.cut(running_hours * _HOUR, self.failures)
         one = segment_time(segments.length, mtbf=self.failures.mtbf, restart=self.failures.restart)
         return segments.count * float(one) / _HOUR
 
@@ -200,7 +210,7 @@ class Goodput(Tabular):
             With the fastest and the slowest iteration of the interval [h].
         """
         low, high = self.prediction.interval(level)
-        scale = self.training_hours / self.prediction.time
+        scale = self._running_hours / self.prediction.time
         return self._expect(low * scale), self._expect(high * scale)
 
     def chance(self, hours: float, *, failures_alone: bool = False) -> float:
@@ -326,12 +336,13 @@ class Goodput(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            part: training, checkpoints, work done again, restarts; hours [h], and their share [-].
+            part: training, waiting for the slowest rank, checkpoints, work done again, restarts; hours [h], and their share [-].
         """
         import polars as pl
 
         parts = {
             "training": self.training_hours,
+            "waiting for the slowest rank": self.waiting_hours,
             "checkpoints": self.checkpoint_hours,
             "work done again": self.lost_hours,
             "restarts": self.restart_hours,
@@ -361,7 +372,8 @@ class Goodput(Tabular):
         low, high = self.hours_range()
         likely = _write_hours(self.hours_for(0.9))
         alone = _write_hours(self.hours_for(0.9, failures_alone=True))
-        iterations = self.interval / self.prediction.time
+        iteration = self.prediction.time * self._running_hours / self.training_hours
+        iterations = self.interval / iteration
         ranks = self.prediction.ranks
         plain = self.training_hours * ranks * self.price_per_gpu_hour
         lines = [
@@ -373,8 +385,11 @@ class Goodput(Tabular):
             f"  failures: each {format_time(failures.mtbf)} one of {ranks:,} ranks; work done again "
             f"{self.lost_hours / hours:.1%}, restarts of {format_time(failures.restart)} "
             f"{self.restart_hours / hours:.1%}",
-            f"  without both: {_write_hours(self.training_hours)} for {plain:,.0f}",
+            f"  training alone: {_write_hours(self.training_hours)} for {plain:,.0f}",
         ]
+        if self.waiting_hours:
+            share = self.waiting_hours / hours
+            lines.append(f"  waiting for the slowest of {ranks:,} ranks: {share:.1%}")
         lines += [f"  assumed: {text}" for text in self.warnings]
         return "\n".join(lines)
 
@@ -391,6 +406,7 @@ class Goodput(Tabular):
 def find_goodput(
     prediction: Any,
     training_hours: float,
+    waiting_hours: float,
     *,
     price_per_gpu_hour: float,
     power: float,
@@ -407,7 +423,9 @@ def find_goodput(
     prediction : Prediction
         An iteration of the run.
     training_hours : float
-        Time of all iterations [h].
+        Time of all iterations, without waiting for slow ranks [h].
+    waiting_hours : float
+        What this waiting adds [h].
     price_per_gpu_hour : float
         Price of one rank for an hour [1/h].
     power : float
@@ -427,8 +445,13 @@ def find_goodput(
     Raises
     ------
     ValueError
-        For what is missing or given twice, and if failures come faster than the job restarts.
+        For what is missing or given twice, a run of less than an iteration, and if failures come faster than the job restarts.
     """
+    iterations = training_hours * _HOUR / prediction.time
+    if iterations < _ONE:
+        raise ValueError(
+            f"the run has {iterations:.3g} iterations; with mtbf= it must have 1 or more; give a larger amount"
+        )
     warnings = []
     rank_mtbf = _read_mtbf(mtbf)
     job_mtbf = rank_mtbf / prediction.ranks
@@ -451,9 +474,11 @@ def find_goodput(
     else:
         wished = check_positive("interval", interval)
     # a checkpoint is written after a whole iteration
-    wished = max(round(wished / prediction.time), 1) * prediction.time
+    running_hours = training_hours + waiting_hours
+    iteration = prediction.time * running_hours / training_hours
+    wished = max(round(wished / iteration), 1) * iteration
     failures = Failures(job_mtbf, stop, pause, wished)
-    segments = Segments.cut(training_hours * _HOUR, failures)
+    segments = Segments.cut(running_hours * _HOUR, failures)
     # by logarithms, as the time itself may be too large for a number
     exponent = (pause + segments.length) / job_mtbf
     least = segments.length - stop
@@ -466,7 +491,15 @@ def find_goodput(
             f"({format_time(stop)}) hardly ever come to their end; mtbf is that of one rank in seconds "
             "(50,000 h are 1.8e8), else take a shorter interval, restart or checkpoint"
         )
-    return Goodput(prediction, training_hours, failures, price_per_gpu_hour, power, tuple(warnings))
+    return Goodput(
+        prediction,
+        training_hours,
+        failures,
+        price_per_gpu_hour,
+        power,
+        waiting_hours,
+        tuple(warnings),
+    )
 
 
 def _read_mtbf(mtbf: Any) -> float:

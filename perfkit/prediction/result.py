@@ -20,6 +20,7 @@ from perfkit.ground.units import (
     rank_largest,
     show,
 )
+from perfkit.models.failures import wait_for_slowest
 from perfkit.platform.estimates import find_interval
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts, uncertainty
@@ -400,6 +401,7 @@ class Prediction(Tabular):
         write_rate: None = ...,
         restart: None = ...,
         interval: None = ...,
+        jitter: float = ...,
         **amount: float,
     ) -> dict[str, float]: ...
 
@@ -415,6 +417,7 @@ class Prediction(Tabular):
         write_rate: float | None = ...,
         restart: float | None = ...,
         interval: float | None = ...,
+        jitter: float = ...,
         **amount: float,
     ) -> Goodput: ...
 
@@ -429,6 +432,7 @@ class Prediction(Tabular):
         write_rate: float | None = None,
         restart: float | None = None,
         interval: float | None = None,
+        jitter: float = 0.0,
         **amount: float,
     ) -> dict[str, float] | Goodput:
         """Hours, price and energy of a training run; with `mtbf` until it is done in spite of
@@ -457,6 +461,9 @@ class Prediction(Tabular):
             iterations; 10 minutes if it is not said, which a warning says [s].
         interval : float, optional
             Training between two checkpoints; by default the one that loses least [s].
+        jitter : float, optional
+            Standard deviation of the time that a rank takes for an iteration, over its mean: all wait for
+            the slowest one, once in an iteration [-].
         **amount : float
             One of ``samples``, ``tokens``, ``images`` and ``iterations``: how many [-].
 
@@ -478,13 +485,15 @@ class Prediction(Tabular):
             unit, count = ", ".join(amount) or "missing", 0.0  # refused below
         rate = self.throughput[check_choice("amount, as in samples=1e6,", unit, self.throughput)]
         hours = check_positive(unit, count) * check_positive("epochs", epochs) / rate / 3600
-        gpu_hours = hours * self.ranks
+        spread = check_positive("jitter", jitter, zero=True, maximum=1.0)
+        waiting = hours * float(wait_for_slowest(spread, ranks=self.ranks))
         price = check_positive("price_per_gpu_hour", price_per_gpu_hour, zero=True)
         watts = check_positive("power", power, zero=True)
         if mtbf is not None:
             return find_goodput(
                 self,
                 hours,
+                waiting,
                 price_per_gpu_hour=price,
                 power=watts,
                 mtbf=mtbf,
@@ -505,6 +514,8 @@ class Prediction(Tabular):
                     f"{name} is {show(value)}; it counts with failures alone; give mtbf=, too, such as "
                     "mtbf='llama-3'"
                 )
+        hours += waiting
+        gpu_hours = hours * self.ranks
         account = {"hours": hours, "gpu_hours": gpu_hours, "cost": gpu_hours * price}
         if watts:
             account["energy_kwh"] = gpu_hours * watts / 1000
