@@ -264,7 +264,7 @@ class Platform(Machine, Reported):
         Parameters
         ----------
         tables : sequence of Table
-            Tables with ``rows``, ``dim``, ``pooling``, ``distribution`` and ``itemsize`` [-].
+            Tables with ``rows``, ``dim``, ``pooling``, ``results``, ``distribution``, ``itemsize`` and ``row_bytes`` [-].
         batch : int
             Samples [-].
 

@@ -237,7 +237,8 @@ def _find_itemsize(dtype: str, itemsize: Any) -> Any:
     known = NUMBER_FORMATS[check_choice("dtype", dtype, NUMBER_FORMATS)]
     if itemsize is not None and read_number(itemsize) != known:
         raise ValueError(
-            f"itemsize is {show(itemsize)} and dtype {dtype!r}, whose numbers have {known} B; give one of them"
+            f"itemsize is {show(itemsize)} and dtype {dtype!r}, whose numbers have {known} B; take "
+            f"itemsize={known}, or another dtype"
         )
     return known
 
