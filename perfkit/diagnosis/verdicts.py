@@ -181,7 +181,7 @@ def _choose(priced: Sequence[_Priced], sizes: Array, medians: Array, lost: Array
     if is_slower and len(priced) > 1:
         note = "less than every published network of such nodes gives"
         return _Chosen(usual, (usual,), is_slow=True, note=note)
-    note = "the log does not say how its nodes are joined; run it with NCCL_DEBUG=INFO, or name a platform"
+    note = "the log does not say how its nodes are joined; run it with NCCL_DEBUG=INFO, or name a platform, such as h100-sxm-8x4"
     if is_named:
         note = "the adapters that NCCL lists do not explain it; name a platform"
     return _Chosen(usual, (), note=note)
