@@ -30,18 +30,22 @@ ROOT = Path(__file__).resolve().parents[1]
 DURATIONS = ROOT / ".pytest_cache" / "durations-of-tests.json"
 #: Files that take longest, the longest first: no process begins one of them when all else is done.
 LONGEST = (
-    "tests/test_readme.py",
-    "tests/test_strategies.py",
-    "tests/test_shardings.py",
     "tests/test_golden.py",
+    "tests/test_readme.py",
+    "tests/test_sharding.py",
+    "tests/test_shardings.py",
     "tests/test_cluster.py",
     "tests/test_recorded_notes.py",
-    "tests/test_sharding.py",
-    "tests/test_recording.py",
-    "tests/test_replay.py",
-    "tests/test_pictures.py",
+    "tests/test_strategies.py",
     "tests/test_step_graph.py",
     "tests/test_scale.py",
+    "tests/test_replay.py",
+    "tests/test_exploration.py",
+    "tests/test_structure.py",
+    "tests/test_pictures.py",
+    "tests/test_recipes.py",
+    "tests/test_cli.py",
+    "tests/test_recording.py",
     "notebooks/07_any_module.ipynb",
 )
 STRUCTURE, GOLDEN = "tests/test_structure.py", "tests/test_golden.py"

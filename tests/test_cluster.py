@@ -171,6 +171,7 @@ def estimate(probe: Probe, base: pk.Platform) -> float:
     return 0.15 + 6 * probe.calls * float(once)
 
 
+@pytest.mark.usefixtures("few_calls")
 @pytest.mark.parametrize("name", GPUS)
 def test_a_node_takes_ten_minutes(name: str) -> None:
     pytest.importorskip("torch", reason="nets need torch: pip install 'perfkit[measure]'")

@@ -222,16 +222,22 @@ def test_the_best_plan_is_that_of_all_placements() -> None:
     assert row["samples_per_s"] == pytest.approx(16384 / one.time)
 
 
-def test_columns_are_split_where_shards_are_wide_enough() -> None:
+@pytest.fixture(scope="module")
+def plans_of_nodes() -> Any:
+    """Plans of wide tables on part of a node and on two nodes."""
+    return pk.explore(WIDE_DLRM, "h100-sxm-8x2", [4, 16])
+
+
+def test_columns_are_split_where_shards_are_wide_enough(plans_of_nodes: Any) -> None:
     """Of 512 columns 4 ranks have 128 each; 16 ranks would have 32."""
-    frame = pk.explore(WIDE_DLRM, "h100-sxm-8x2", [4, 16]).table()
+    frame = plans_of_nodes.table()
     placed = {(row["ranks"], row["tables"]) for row in frame.to_dicts()}
     assert (4, "column_wise") in placed
     assert (16, "column_wise") not in placed
 
 
-def test_plans_that_do_not_fit_are_not_ranked() -> None:
-    found = pk.explore(WIDE_DLRM, "h100-sxm-8x2", [4, 16])
+def test_plans_that_do_not_fit_are_not_ranked(plans_of_nodes: Any) -> None:
+    found = plans_of_nodes
     kinds = {"searched", "column_wise", "row_wise", "data_parallel", "table_wise", "round_robin"}
     frame, text = found.table(), found.explain()
     assert kinds <= {*frame["tables"]}
