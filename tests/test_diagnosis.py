@@ -10,7 +10,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.__main__ import main
-from perfkit.diagnosis.records import Range
+from perfkit.diagnosis.records import Certainty, Range
 from perfkit.diagnosis.words import write_size
 from perfkit.ground.files import find_reference
 from tests.logs_of_runs import A100, H100, SIZES, follow, write_run
@@ -418,3 +418,54 @@ def test_what_is_below_the_interval_and_not_slow_is_called_low(tmp_path: Path) -
     assert diagnosis.verdict == "low, not slow"
     assert diagnosis.ok is None
     assert diagnosis.headline().endswith("are expected; some healthy runs are as low")
+
+
+def test_runs_of_one_log_are_of_one_network(tmp_path: Path) -> None:
+    """Over eight adapters that NCCL lists without their rate 300 GB/s are what 400 Gb/s give. A second run
+    at 180 is slow then; alone it could be one over 200 Gb/s."""
+    hosts = [f"node-{host}" for host in range(4)]
+    listed = " ".join(f"[{n}]mlx5_{n}:1/IB" for n in range(8))
+    lines = []
+    for host in hosts:
+        said = f"{host}:1:1 [0] NCCL INFO"
+        lines += [f"{said} NET/IB : Using {listed} [RO]", f"{said} Using network IB"]
+    texts = []
+    for bandwidth in (360e9, 180e9):
+        rate = follow(40e-6, bandwidth, "all_reduce", 32)
+        log = write_run(tmp_path / "run.log", rate, hosts=hosts, lines=lines)
+        texts.append(log.read_text())
+    assert pk.diagnose(log).verdict == "not enough to say"
+    log.write_text("".join(texts))
+    diagnosis = pk.diagnose(log)
+    assert [finding.word.value for finding in diagnosis.findings] == ["as expected", "slow"]
+    networks = {finding.case.expectation.system for finding in diagnosis.findings}
+    assert networks == {"8 adapters of 400 Gb/s"}
+
+
+def test_the_surest_cause_of_all_runs_is_told_first(tmp_path: Path) -> None:
+    """Of three runs of one log the second loses packets; that no cause is known is left out."""
+    hosts = [f"node-{host}" for host in range(4)]
+    listed = " ".join(f"[{n}]mlx5_{n}:1/RoCE" for n in range(8))
+    lines = []
+    for host in hosts:
+        said = f"{host}:1:1 [0] NCCL INFO"
+        lines += [f"{said} NET/IB : Using {listed} [RO]", f"{said} Using network IB"]
+    healthy = follow(40e-6, 360e9, "all_reduce", 32)
+    alone = write_run(
+        tmp_path / "alone.log", lambda size: healthy(size) * 1.4, hosts=hosts, lines=lines
+    )
+    lossy = write_run(
+        tmp_path / "lossy.log",
+        lambda size: healthy(size) * (4 if size.bit_length() % 2 else 1),
+        hosts=hosts,
+        lines=lines,
+    )
+    both = tmp_path / "both.log"
+    both.write_text(alone.read_text() + lossy.read_text() + alone.read_text())
+    fast = write_run(tmp_path / "fast.log", healthy, hosts=hosts, lines=lines)
+    assert "no known cause fits" in pk.diagnose([alone, fast]).headline()
+    diagnosis = pk.diagnose(both)
+    assert diagnosis.headline().count("loses packets") == 1
+    assert "no known cause fits" not in str(diagnosis)
+    certainties = [cause.certainty for cause in diagnosis.causes if cause.explains]
+    assert certainties == sorted(certainties, key=list(Certainty).index)

@@ -19,6 +19,7 @@ ALARMS: tuple[Signature, ...] = (
     causes_run.find_separate_runs,
     causes_run.find_shared_names,
 )
+ALARM_NAMES = frozenset(("wrong values", "separate runs", "shared name"))
 #: Why a run is slow or too good, in the order in which equally sure ones are told.
 SIGNATURES: tuple[Signature, ...] = (
     causes_run.find_one_machine,

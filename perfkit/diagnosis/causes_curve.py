@@ -172,15 +172,17 @@ def find_lost_packets(case: Case) -> Cause | None:
     if not is_between_nodes(case) or not is_slow(case, Range.MIDDLE, Range.BANDWIDTH):
         return None
     curve = case.curve
-    large = curve.nbytes >= _LARGE
-    rates = curve.busbw[large]
+    if not curve.slow[curve.nbytes >= _LARGE].any():
+        return None
+    half = _find_restless_half(case)
+    rates = half["busbw"].to_numpy()
     turns = count_turns(rates)
-    if turns < _TURNS or not curve.slow[large].any():
+    if turns < _TURNS:
         return None
     facts = take_facts(case)
     roce = [adapter for adapter in facts.adapters if adapter.fabric == "RoCE"]
     lowest = int(rates.argmin())
-    line = int(curve.lines[large][lowest])
+    line = int(half["line"][lowest])
     text = (
         f"from {write_size(_LARGE)} on the bandwidth halves and doubles {turns} times: "
         f"{write_rate(float(rates.min()))} to {write_rate(float(rates.max()))}"
@@ -201,6 +203,14 @@ def find_lost_packets(case: Case) -> Cause | None:
         Certainty.LIKELY if roce else Certainty.POSSIBLE,
         sizes=_LARGE_SIZES,
     )
+
+
+def _find_restless_half(case: Case) -> pl.DataFrame:
+    """Large messages in place or out of place, by size: those whose bandwidth turns more often, as a size
+    may lose packets in one half alone."""
+    rows = case.rows.filter((pl.col("nbytes") >= _LARGE) & (pl.col("seconds") > 0)).sort("nbytes")
+    halves = rows.partition_by("in_place", maintain_order=True)
+    return max(halves, key=lambda each: count_turns(each["busbw"].to_numpy()), default=rows)
 
 
 def find_late_protocol(case: Case) -> Cause | None:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -10,9 +11,11 @@ import polars as pl
 from perfkit.diagnosis.candidates import explain_unknown
 from perfkit.diagnosis.causes import find_causes, settle
 from perfkit.diagnosis.models import Model
+from perfkit.diagnosis.networks import read_adapters
+from perfkit.diagnosis.records import Adapters
 from perfkit.diagnosis.result import Diagnosis, Finding
 from perfkit.diagnosis.systems import System, describe_system, find_system
-from perfkit.diagnosis.verdicts import judge_run
+from perfkit.diagnosis.verdicts import find_too_slow, judge_run
 from perfkit.ground.units import check_type
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.readers.nccl import LogWarning, NcclLogs, read_logs
@@ -87,9 +90,12 @@ def diagnose(
             )
     findings = []
     runs = _list_runs(read)
+    too_slow = _find_too_slow(read, runs, given)
     with _follow(progress) as report:
         for number, (facts, rows) in enumerate(runs):
-            findings.append(_judge(read, facts, rows, given))
+            system = _find_system(read, facts, rows)
+            exceeded = too_slow.get(_identify(system), frozenset())
+            findings.append(_judge(read, facts, rows, system, given, exceeded))
             report((number + 1) / len(runs))
     return Diagnosis(tuple(findings), tuple(dict.fromkeys(texts)))
 
@@ -115,14 +121,53 @@ def _list_runs(read: NcclLogs) -> list[tuple[LogFacts, pl.DataFrame]]:
     return runs
 
 
-def _judge(read: NcclLogs, facts: LogFacts, rows: pl.DataFrame, given: Model | None) -> Finding:
+@dataclass(frozen=True)
+class _Identity:
+    """What runs have in common that are of one system: a log, or hosts of the same names."""
+
+    device: str | None
+    nodes: int | None
+    local: int | None
+    where: frozenset[str]
+    adapters: Adapters | None
+
+
+def _identify(system: System) -> _Identity:
+    """The system that a run shares with others."""
+    where = frozenset[str]()
+    if system.facts is not None:
+        where = frozenset(system.facts.hosts) or frozenset((system.facts.file,))
+    return _Identity(system.device, system.nodes, system.local, where, read_adapters(system))
+
+
+def _find_too_slow(
+    read: NcclLogs, runs: Sequence[tuple[LogFacts, pl.DataFrame]], given: Model | None
+) -> dict[_Identity, frozenset[str]]:
+    """Networks that any run of a system exceeds, so that none of its runs has gone over them."""
+    exceeded: dict[_Identity, frozenset[str]] = {}
+    for facts, rows in runs:
+        system = _find_system(read, facts, rows)
+        if system.nodes == 1 or read.programs[facts.file].unlike is not None:
+            continue
+        key = _identify(system)
+        exceeded[key] = exceeded.get(key, frozenset()) | find_too_slow(rows, system, given)
+    return exceeded
+
+
+def _judge(
+    read: NcclLogs,
+    facts: LogFacts,
+    rows: pl.DataFrame,
+    system: System,
+    given: Model | None,
+    too_slow: frozenset[str],
+) -> Finding:
     """Judge one run."""
-    system = _find_system(read, facts, rows)
     unlike = read.programs[facts.file].unlike
     if unlike is not None:  # nothing is expected of it
         case = judge_run(facts.file, rows, find_system([], system.ranks, system.nodes, None, facts))
         return Finding(case, find_causes(case), describe_system(system), unlike)
-    case = settle(judge_run(facts.file, rows, system, given))
+    case = settle(judge_run(facts.file, rows, system, given, too_slow))
     reason = ""
     if case.expectation.system is None:
         reason = explain_unknown(system, case.operation, given)

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from perfkit.diagnosis.causes import ALARM_NAMES
 from perfkit.diagnosis.causes_between import compare_runs
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Verdict, Word
 from perfkit.diagnosis.words import (
@@ -23,6 +24,8 @@ from perfkit.models.collectives import OPERATIONS, bus_factor
 #: Most runs that a text shows one by one, and panels of a chart [-].
 _MOST_RUNS = 12
 _MOST_PANELS = 2
+#: Name of the cause that says that none is known.
+_UNEXPLAINED = "not enough to say"
 #: Runs differ if the slowest of the same size takes so much longer than the fastest [-].
 _DIFFER = 1.1
 #: What is said first: what is wrong, then what is right.
@@ -118,16 +121,22 @@ class Diagnosis(Tabular):
         return self._word is Word.EXPECTED
 
     @cached_property
+    def _between(self) -> tuple[Cause, ...]:
+        """What runs show beside each other."""
+        return compare_runs([finding.case for finding in self.findings])
+
+    @cached_property
     def causes(self) -> tuple[Cause, ...]:
-        """Causes of all runs: what runs show beside each other, then those of the run that is named first,
-        then others; each once, with the evidence of the first run that has it."""
-        causes = list(compare_runs([finding.case for finding in self.findings]))
+        """Causes of all runs, the surest first: of equally sure ones what runs show beside each other, then
+        those of the run that is named first; each once, with the evidence of the first run that has it.
+        Alarms stand before them, remarks behind. That no cause is known is left out beside one that is."""
+        causes = list(self._between)
         for finding in sorted(self.findings, key=_rank):
-            causes += finding.causes
+            causes += self._explain(finding)
         merged: dict[tuple[str, str], Cause] = {}
         for cause in causes:
             merged.setdefault((cause.name, cause.sentence), cause)
-        return tuple(merged.values())
+        return tuple(_arrange(list(merged.values())))
 
     @cached_property
     def rows(self) -> Table:
@@ -239,7 +248,8 @@ class Diagnosis(Tabular):
             text = _say_wrong(first)
         if first.word in (Word.SLOW, Word.TOO_GOOD):
             text = _say_sick(first)
-            explaining = [cause for cause in first.causes if first.word in cause.explains]
+            explaining = [cause for cause in self._explain(first) if first.word in cause.explains]
+            explaining += [cause for cause in self._between if first.word in cause.explains]
             if explaining:
                 text += f"; {explaining[0].sentence}"
         if first.word is Word.EXPECTED and self.causes:
@@ -252,6 +262,21 @@ class Diagnosis(Tabular):
         if first.word in (Word.EXPECTED, Word.UNKNOWN) or len(files) == 1:
             return f"{text} ({same} of {len(self.findings)} runs)"
         return f"{text} ({escape(first.case.file, 80)}; {same} of {len(self.findings)} runs {self.verdict})"
+
+    def _explain(self, finding: Finding) -> list[Cause]:
+        """Causes of a run. Where none is known, those of other runs of this operation in the same log."""
+        known = [cause for cause in finding.causes if cause.name != _UNEXPLAINED]
+        if len(known) == len(finding.causes):
+            return known
+        alike = []
+        for other in self.findings:
+            is_same_log = other.case.file == finding.case.file and other.system == finding.system
+            if is_same_log and other.case.operation == finding.case.operation:
+                alike += [cause for cause in other.causes if cause.name != _UNEXPLAINED]
+        for cause in (*alike, *self._between):
+            if finding.word in cause.explains:
+                return [*known, *alike]
+        return list(finding.causes)
 
     def explain(self) -> str:
         """Say it in words.
@@ -370,6 +395,15 @@ _TABLE: dict[str, Any] = {
     "link_share": pl.Float64,
     "verdict": pl.String,
 }
+
+
+def _arrange(causes: Sequence[Cause]) -> list[Cause]:
+    """Alarms, then causes from the surest on, then remarks."""
+    alarms = [cause for cause in causes if cause.name in ALARM_NAMES]
+    others = [cause for cause in causes if cause.name not in ALARM_NAMES]
+    explaining = [cause for cause in others if cause.explains]
+    explaining.sort(key=lambda cause: list(Certainty).index(cause.certainty))
+    return [*alarms, *explaining, *(cause for cause in others if not cause.explains)]
 
 
 def _rank(finding: Finding) -> tuple[int, float]:

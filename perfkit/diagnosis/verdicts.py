@@ -34,6 +34,8 @@ _TELLING = 2**20
 _ABOVE = 1.03
 #: Faster than expected by this, as the logarithm of a time, a run is of another system [-].
 _OTHER = 0.3
+#: Fewest rows that must be faster than adapters can be, before a run is of others [-].
+_FASTEST_ROWS = 2
 
 
 class _Fit(Enum):
@@ -74,7 +76,60 @@ class _Chosen:
     note: str = ""
 
 
-def judge_run(file: str, rows: pl.DataFrame, system: System, given: Model | None = None) -> Case:
+def find_too_slow(rows: pl.DataFrame, system: System, given: Model | None = None) -> frozenset[str]:
+    """Find the networks over which a run cannot have gone, as it is faster than their adapters.
+
+    Parameters
+    ----------
+    rows : polars.DataFrame
+        Rows of the run, as `perfkit.readers.nccl.parse_nccl_tests` gives them.
+    system : System
+        What the log says of the system.
+    given : Model, optional
+        The system, if the user names it.
+
+    Returns
+    -------
+    names : frozenset of str
+        Names of candidates of which two rows of 1 MiB or more exceed the rate of the adapters; none
+        where all are exceeded, as such a run is too good.
+    """
+    candidates = find_candidates(system, str(rows["operation"][0]), given)
+    if len(candidates) < 2:
+        return frozenset()
+    rows = rows.filter((pl.col("nbytes") >= _TELLING) & (pl.col("seconds") > 0))
+    sizes = rows["nbytes"].unique().sort().to_numpy()
+    places = np.searchsorted(sizes, rows["nbytes"].to_numpy())
+    seconds = rows["seconds"].to_numpy()
+    names = set()
+    for priced in _price_all(candidates, str(rows["operation"][0]), sizes) if len(rows) else ():
+        full = priced.band.full
+        if full is not None:
+            is_above = full[places] > _ABOVE * seconds
+            if is_above.sum() >= _FASTEST_ROWS:
+                names.add(priced.candidate.name)
+    if len(names) == len({candidate.name for candidate in candidates}):
+        return frozenset()
+    return frozenset(names)
+
+
+def _price_all(candidates: Sequence[Candidate], operation: str, sizes: Array) -> list[_Priced]:
+    """Candidates with their times, of which something is known."""
+    priced = []
+    for candidate in candidates:
+        band = price(candidate, operation, sizes)
+        if band is not None:
+            priced.append(_Priced(candidate, band))
+    return priced
+
+
+def judge_run(
+    file: str,
+    rows: pl.DataFrame,
+    system: System,
+    given: Model | None = None,
+    too_slow: frozenset[str] = frozenset(),
+) -> Case:
     """Judge the rows of one run.
 
     Parameters
@@ -87,6 +142,8 @@ def judge_run(file: str, rows: pl.DataFrame, system: System, given: Model | None
         What the log says of the system.
     given : Model, optional
         The system, if the user names it.
+    too_slow : frozenset of str, optional
+        Names of networks that runs of the same system exceed, see `find_too_slow`.
 
     Returns
     -------
@@ -100,14 +157,10 @@ def judge_run(file: str, rows: pl.DataFrame, system: System, given: Model | None
     sizes = rows["nbytes"].unique().sort().to_numpy()
     medians = _find_medians(rows)
     candidates = find_candidates(system, operation, given)
-    priced = []
-    for candidate in candidates:
-        band = price(candidate, operation, sizes)
-        if band is not None:
-            priced.append(_Priced(candidate, band))
+    priced = _price_all(candidates, operation, sizes)
     factor = float(bus_factor(operation, system.ranks)) if operation in OPERATIONS else 1.0
     lost = _find_lost(sizes, factor * sizes / medians)
-    chosen = _choose(priced, sizes, medians, lost)
+    chosen = _choose(priced, sizes, medians, lost, too_slow)
     chosen = _complete(chosen, operation, sizes, medians, factor)
     limit = find_limit(candidates, operation)
     line = None
@@ -149,7 +202,13 @@ def _find_lost(sizes: Array, busbw: Array) -> Array:
 # --------------------------------------------------------------------------------------------------
 
 
-def _choose(priced: Sequence[_Priced], sizes: Array, medians: Array, lost: Array) -> _Chosen:
+def _choose(
+    priced: Sequence[_Priced],
+    sizes: Array,
+    medians: Array,
+    lost: Array,
+    too_slow: frozenset[str],
+) -> _Chosen:
     """Choose what a run is judged by, among all that it may be."""
     if not priced:
         return _Chosen(None, ())
@@ -160,9 +219,13 @@ def _choose(priced: Sequence[_Priced], sizes: Array, medians: Array, lost: Array
     if not is_sound.all():
         first = int(np.argmin(is_sound))
         is_sound = np.arange(len(lost)) < first
-    fits = [_compare(each, medians, is_sound) for each in priced]
+    fits = []
+    for each in priced:
+        is_exceeded = each.candidate.name in too_slow
+        fits.append(_Fit.FASTER if is_exceeded else _compare(each, medians, is_sound))
     if not any(_find_bandwidth_rows(each, is_sound).any() for each in priced):
-        return _choose_by_startup(priced, usual, medians)
+        left = [each for each in priced if each.candidate.name not in too_slow]
+        return _choose_by_startup(left or priced, usual, medians)
     matching = [each for each, fit in zip(priced, fits, strict=True) if fit is _Fit.FITS]
     is_named = _is_named(usual.candidate)
     for each in matching:
@@ -215,7 +278,8 @@ def _compare(priced: _Priced, medians: Array, is_sound: np.ndarray) -> _Fit:
     if band.full is not None and np.median(band.full[chosen] / medians[chosen]) > _ABOVE:
         return _Fit.FASTER
     faster = float(np.median(np.log(medians[chosen] / band.seconds[chosen])))
-    if faster < -max(_OTHER, SLOW * priced.candidate.bytes_spread):
+    spread = float(np.median(np.log(band.slow[chosen] / band.seconds[chosen])))
+    if faster < -max(_OTHER, spread):
         return _Fit.FASTER
     return _Fit.FITS
 
@@ -402,7 +466,13 @@ def _judge_range(operation: str, sizes: Range, rows: pl.DataFrame) -> Verdict:
         (pl.col("verdict") == Word.SLOW.value).mean().alias("slow"),
         (pl.col("verdict") == Word.TOO_GOOD.value).mean().alias("too_good"),
         (pl.col("verdict") == Word.UNKNOWN.value).mean().alias("unknown"),
-        (pl.col("seconds") > pl.col("high_s")).mean().alias("low"),
+        # by the bandwidth that is shown: bytes that count for it, over the longest usual time
+        (
+            pl.col("busbw").median()
+            < (pl.col("busbw") * pl.col("seconds") / pl.col("high_s")).median()
+        )
+        .fill_null(value=False)
+        .alias("low"),
     )
     by_size = by_size.sort("nbytes")
     word = _name_word(by_size, sizes)
@@ -441,8 +511,7 @@ def _name_word(by_size: pl.DataFrame, sizes: Range) -> Word:
         return Word.SLOW
     if is_unknown.mean() > 0.5:
         return Word.UNKNOWN
-    is_low = by_size["low"].fill_null(0.0).to_numpy() >= 0.5
-    if is_low[0 if sizes is Range.LATENCY else -1]:  # the size that is shown
+    if by_size["low"][0 if sizes is Range.LATENCY else -1]:  # the size that is shown
         return Word.LOW
     return Word.EXPECTED
 
