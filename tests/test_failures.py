@@ -177,6 +177,15 @@ def test_a_simulation_of_failures(
     assert np.abs(form - drawn).max() < 0.03 + 0.03
 
 
+def test_rare_failures_lose_no_digits() -> None:
+    # one failure with probability L / M costs its time, uniform up to L: its square is L^2 / 3
+    variance = float(segment_variance(100.0, mtbf=1e10, restart=0.0))
+    assert variance == pytest.approx(100.0**3 / 3 / 1e10, rel=1e-5)
+    assert float(
+        chance_done(100.0, segments=1, length=100.0, mtbf=50.0, restart=1.0)
+    ) == pytest.approx(math.exp(-2.0))
+
+
 def test_many_failures_are_counted_or_normal_alike() -> None:
     # below and above the number of failures from which on their number is taken as normal
     for segments in (7_000, 8_000):

@@ -39,6 +39,7 @@ EXEMPT = {
     "partitions.compressed_time": "no workload compresses its gradients",
     "partitions.exposed_time": "pieces that are made and then sent; predictions know each message and "
     "the kernels beside it (`time_beside`)",
+    "failures.young_interval": "the first order of `daly_interval`, which predictions take",
     "experts.share_tokens": "the busiest rank is compared with the mean of all, which grows as much",
     "kernels.at_usual_pace": "corrects what was measured on a disturbed machine",
     "distributions.count_frequent_rows": "says which rows a plan may copy; predictions take plans",
@@ -255,6 +256,12 @@ def states_on_the_host() -> list[float]:
     return [float(columns[name][0]) for name in ("time", "needs")]
 
 
+def run_with_failures() -> list[float]:
+    r = pk.predict(bert(dtype="bf16"), "h100-sxm-8", ranks=8)
+    run = r.cost(2.0, iterations=1e7, mtbf=1e6, checkpoint=60.0, restart=300.0, jitter=0.02)
+    return [run.hours, run.interval, run.hours_for(0.9), run.chance(run.hours)]
+
+
 PREDICTIONS: list[Callable[[], list[float]]] = [
     language_model_on_gpus,
     language_model_at_capped_power,
@@ -273,6 +280,7 @@ PREDICTIONS: list[Callable[[], list[float]]] = [
     hidden_messages,
     tokens_to_experts,
     states_on_the_host,
+    run_with_failures,
 ]
 
 

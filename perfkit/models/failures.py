@@ -25,15 +25,36 @@ _FARTHEST, _POINTS = 12.0, 2401
 
 
 class _Moments(NamedTuple):
-    """Mean [s] and mean of the square [s2] of a random time."""
+    """Mean [s] and variance [s2] of a random time."""
 
     mean: Any
-    square: Any
+    variance: Any
 
     @property
-    def variance(self) -> Any:
-        """Variance, not below zero by rounding [s2]."""
-        return np.maximum(self.square - self.mean**2, 0.0)
+    def square(self) -> Any:
+        """Mean of the square [s2]."""
+        return self.variance + self.mean**2
+
+
+class _FailedAttempt(NamedTuple):
+    """Probability that an attempt fails [-]; the mean of the time until the failure [s] and of its square
+    [s2], both times this probability."""
+
+    chance: Any
+    until: Any
+    until_square: Any
+
+    @classmethod
+    def within(cls, length: Any, mtbf: float) -> "_FailedAttempt":
+        """An attempt of so much time [s]; incomplete gamma functions lose no digits if failures are rare."""
+        from scipy import special
+
+        share = length / mtbf
+        return cls(
+            chance=-np.expm1(-share),
+            until=mtbf * special.gammainc(2.0, share),
+            until_square=2.0 * mtbf**2 * special.gammainc(3.0, share),
+        )
 
 
 @closed_form()
@@ -158,20 +179,22 @@ def segment_time(length: Values, *, mtbf: float, restart: float = 0.0) -> Values
     return mtbf * np.exp(restart / mtbf) * np.expm1(length / mtbf)
 
 
-def _repeat(length: Any, mtbf: float, restart: _Moments) -> _Moments:
-    """Time until a stretch without a failure is done, when each failure costs a restart."""
-    share = length / mtbf
-    survives = np.exp(-share)
-    fails = -np.expm1(-share)
-    # time until a failure, where there is one within the stretch
-    until = mtbf * fails - length * survives
-    until_square = 2.0 * mtbf * until - length**2 * survives
-    mean = (length * survives + until + fails * restart.mean) / survives
+def _find_delay(length: Any, mtbf: float, restart: _Moments) -> _Moments:
+    """What failures add to the time of a stretch that has to pass without one, when each costs a restart."""
+    attempt = _FailedAttempt.within(length, mtbf)
+    passes = np.exp(-length / mtbf)
+    mean = (attempt.until + attempt.chance * restart.mean) / passes
     again = restart.square + 2.0 * restart.mean * mean
     square = (
-        length**2 * survives + until_square + 2.0 * until * (restart.mean + mean) + fails * again
-    ) / survives
-    return _Moments(mean, square)
+        attempt.until_square + 2.0 * attempt.until * (restart.mean + mean) + attempt.chance * again
+    ) / passes
+    return _Moments(mean, np.maximum(square - mean**2, 0.0))
+
+
+def _find_restart(restart: float, mtbf: float) -> _Moments:
+    """Time of a restart, which begins again if it fails."""
+    delay = _find_delay(restart, mtbf, _Moments(0.0, 0.0))
+    return _Moments(restart + delay.mean, delay.variance)
 
 
 @closed_form()
@@ -194,20 +217,19 @@ def segment_variance(length: Values, *, mtbf: float, restart: float = 0.0) -> Va
 
     Notes
     -----
-    An attempt ends well, or a failure throws it away and the same begins again after a restart. That
-    gives the mean X and the mean square of the time, with F the time until the failure and Y the restart:
+    An attempt passes, or a failure throws it away and the same begins again after a restart. That gives mean
+    and mean square of the delay D = X - L, with F the time until the failure and Y the restart:
 
-    .. math:: E[X^2] = q L^2 + E[(F + Y + X)^2; F < L], \quad q = e^{-L/M}
+    .. math:: E[D^2] = E[(F + Y + D)^2; F < L]
 
-    Restarts are such stretches themselves, with a restart of no length.
+    A restart is such a stretch itself.
 
     Examples
     --------
     >>> float(segment_variance(100.0, mtbf=1e12)) < 1e-3
     True
     """
-    restarts = _repeat(restart, mtbf, _Moments(0.0, 0.0))
-    return _repeat(length, mtbf, restarts).variance
+    return _find_delay(length, mtbf, _find_restart(restart, mtbf)).variance
 
 
 @closed_form()
@@ -240,7 +262,7 @@ def chance_done(
 
     K failures of n segments have a negative binomial distribution. Each costs c with a standard deviation s:
     the time until it, below L, and a restart, which failures make longer. The sum of k such costs is taken as
-    normal; without a failure the run takes n L. A simulation that draws failures one by one differs by at most
+    normal above k R; without a failure the run takes n L. A simulation that draws failures one by one differs by at most
     0.03 (tests/test_failures.py).
 
     Examples
@@ -255,14 +277,14 @@ def chance_done(
     times = np.asarray(seconds, dtype=float)
     share = length / mtbf
     survives = np.exp(-share)
-    fails = -np.expm1(-share)
-    restarts = _repeat(restart, mtbf, _Moments(0.0, 0.0))
+    attempt = _FailedAttempt.within(length, mtbf)
+    fails = attempt.chance
+    restarts = _find_restart(restart, mtbf)
     late = times - segments * length
     # one failure: the time until it and a restart
-    until = (mtbf * fails - length * survives) / fails
-    until_square = 2.0 * mtbf * until - length**2 * survives / fails
+    until = attempt.until / fails
     cost = until + restarts.mean
-    deviation = (_Moments(until, until_square).variance + restarts.variance) ** 0.5
+    deviation = (attempt.until_square / fails - until**2 + restarts.variance) ** 0.5
     # failures of all segments
     mean_count = segments * fails / survives
     count_deviation = (mean_count / survives) ** 0.5
@@ -282,9 +304,11 @@ def chance_done(
         + special.xlogy(counts, fails)
     )
     weights = np.exp(logarithm)
-    costly = np.maximum(counts, 1.0)
-    beside = (late[..., np.newaxis] - counts * cost) / (deviation * costly**0.5)
-    done = special.ndtr(beside)
+    width = deviation * np.maximum(counts, 1.0) ** 0.5
+    # a failure costs a restart at least
+    never = special.ndtr(counts * (restart - cost) / width)
+    below = special.ndtr((late[..., np.newaxis] - counts * cost) / width)
+    done = np.maximum(below - never, 0.0) / (1.0 - never)
     # none is before its time, and a run without a failure is done then
     done = np.where(counts == 0, 1.0, done)
     is_over = late[..., np.newaxis] >= -1e-9 * segments * length
