@@ -41,7 +41,7 @@ from perfkit.sharding.result import (
 )
 from perfkit.sharding.search import search_assignment
 from perfkit.sharding.setup import set_up
-from perfkit.sharding.small_tables import JoinedPlan, join_small_tables
+from perfkit.sharding.small_tables import JoinedPlan, find_small_tables, join_small_tables
 from perfkit.sharding.starts import fill_bases
 from perfkit.sharding.state import Assignment, State
 from perfkit.workloads.dlrm import DLRM
@@ -70,6 +70,9 @@ BASELINES: MappingProxyType[str, Callable[[EmbeddingTable, int], float]] = Mappi
 #: Share of the memory of a rank that should be free of a set of tables, as nothing says what else
 #: lies there [-]; docs/formulas.md, table 8.2.
 _LEFT_FREE = 0.15
+#: A search goes on after the shards of small tables were joined where that costs more than this share
+#: of the time, with this share of the work [-]; docs/formulas.md, table 8.2.
+_LITTLE_GIVEN_UP, _SHARE_OF_JOINED = 1e-3, 0.5
 #: A rule that a search may start from: equally many tables on each rank, which suits a host that
 #: launches kernels for each table.
 _EVENLY = "equally many"
@@ -590,12 +593,18 @@ class _Prepared(NamedTuple):
         Candidates of the units to start from, in relaxed problems [-].
     state : State
         The current assignment.
+    helpful : mapping of str to array of bool
+        By kind, units whose candidates of it are tried although they rarely help.
+    lightest : array or None
+        That of `Floors`.
     """
 
     problem: Problem
     bound: float
     bases: Sequence[np.ndarray]
     state: State
+    helpful: Mapping[str, np.ndarray]
+    lightest: Array | None
 
 
 class _Outcome(NamedTuple):
@@ -642,7 +651,8 @@ def _prepare(problem: Problem) -> _Prepared:
     else:
         bases.append(kinds_of_bound)
     state = State(problem, candidates)
-    return _Prepared(problem, bound.time, fill_bases(state, bases, relaxation.time_choice), state)
+    bases = fill_bases(state, bases, relaxation.time_choice)
+    return _Prepared(problem, bound.time, bases, state, helpful, floors.lightest)
 
 
 def _find_units_beyond_device(problem: Problem) -> np.ndarray:
@@ -789,11 +799,59 @@ class _Attempts:
             best = _join_earlier(state, search.improvements, best)
             if search.is_small:
                 best = _settle_joined(state, best)
+            else:
+                best = self._search_joined(prepared, best)
         fitting = [price for price in prices_of_baselines.values() if price is not None]
         if price_of_start is not None:
             fitting.append(price_of_start)
         best = _choose_joined(best, fitting)
         return _Outcome(state, best, prices_of_baselines, search.has_stalled)
+
+    def _search_joined(self, prepared: _Prepared, joined: JoinedPlan) -> JoinedPlan:
+        """A plan whose small tables were joined, or a faster one of a search that splits none of them,
+        with a share of the work."""
+        time_with_shards = joined.price.time - joined.given_up
+        if self.interrupted or joined.given_up <= _LITTLE_GIVEN_UP * time_with_shards:
+            return joined
+        problem, plan = prepared.problem, joined.price.plan
+        is_split = []
+        for placement in plan.placements:
+            can_be = placement.traits.splits_columns or placement.traits.splits_rows
+            is_split.append(can_be and len(placement.ranks) > 1)
+        may_not_split = find_small_tables(problem) & ~np.array(is_split)
+        may_not_split[list(joined.tables)] = True
+        allowed = dict[str, np.ndarray]()
+        for kind in PLACEMENT_KINDS:
+            allowed[kind.name] = problem.constraints.allowed[kind.name]
+            if kind.splits_columns or kind.splits_rows:
+                allowed[kind.name] = allowed[kind.name] & ~may_not_split
+        constraints = replace(problem.constraints, allowed=allowed)
+        problem = replace(problem, constraints=constraints)
+        candidates = list_candidates(problem, prepared.helpful)
+        state = State(problem, candidates)
+        assignment = _find_assignment(state, plan)
+        if assignment is None:
+            return joined
+        relaxation = relax(problem, candidates, prepared.lightest)
+        choices = [*list_choices(relaxation), assignment.candidates]
+        budget, share = self.budget, _SHARE_OF_JOINED
+        search = search_assignment(
+            state,
+            prepared.bound,
+            fill_bases(state, choices, relaxation.time_choice),
+            [assignment],
+            share * budget.seconds,
+            budget.seed,
+            None if budget.steps is None else max(round(share * budget.steps), 1),
+            lambda done, time: None,
+        )
+        self.work += search.work
+        self.interrupted |= search.interrupted
+        price = price_checked_plan(prepared.problem, _make_plan(state, search.incumbent))
+        if not price.fits or price.time >= joined.price.time:
+            return joined
+        given_up = max(price.time - time_with_shards, 0.0)
+        return joined._replace(price=price, given_up=given_up)
 
 
 def _read_start(problem: Problem, start: Any) -> Plan | None:

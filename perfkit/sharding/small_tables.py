@@ -107,12 +107,16 @@ def _list_small_splits(problem: Problem, plan: Plan) -> list[int]:
         is_split = placement.traits.splits_columns or placement.traits.splits_rows
         if is_split and len(placement.ranks) > 1:
             split.append(number)
-    if not split:
-        return []
-    whole = costs.shards(np.array(split), WHOLE.name).shard
+    is_small = find_small_tables(problem)
+    return [number for number in split if is_small[number]]
+
+
+def find_small_tables(problem: Problem) -> np.ndarray:
+    """Which tables are small, shape (tables,)."""
+    numbers = np.arange(len(problem.costs.workload.tables))
+    whole = problem.costs.shards(numbers, WHOLE.name).shard
     nbytes = whole[:, Cost.WEIGHTS] + whole[:, Cost.STATE]
-    is_small = nbytes <= _SMALL * problem.capacity
-    return np.array(split)[is_small].tolist()
+    return np.asarray(nbytes <= _SMALL * problem.capacity)
 
 
 def _find_best_place(
