@@ -469,3 +469,27 @@ def test_the_surest_cause_of_all_runs_is_told_first(tmp_path: Path) -> None:
     assert "no known cause fits" not in str(diagnosis)
     certainties = [cause.certainty for cause in diagnosis.causes if cause.explains]
     assert certainties == sorted(certainties, key=list(Certainty).index)
+
+
+def test_sockets_on_ec2_miss_the_plugin_of_efa(tmp_path: Path) -> None:
+    """14 GB/s on two p4d are what one adapter of 100 Gb/s gives, as Google's nodes have; by the names of
+    its hosts it is EC2, whose 4 adapters give more."""
+    rate = follow(190e-6, 14e9, "all_reduce", 16)
+    headlines = []
+    for names in (("ip-10-0-1-5", "ip-10-0-1-9"), ("node-5", "node-9")):
+        lines = []
+        for host in names:
+            said = f"{host}:1:1 [0] NCCL INFO"
+            plugin = "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation"
+            lines += [f"{said} {plugin}", f"{said} NET/IB : No device found."]
+            lines += [
+                f"{said} NET/Socket : Using [0]ens32:10.0.1.5<0>",
+                f"{said} Using network Socket",
+            ]
+        log = write_run(tmp_path / "run.log", rate, device=A100, hosts=names, lines=lines)
+        diagnosis = pk.diagnose(log)
+        headlines.append(diagnosis.headline())
+        assert str(diagnosis).count("No device found") == 1
+    assert headlines[0].startswith("slow")
+    assert "because the plugin of EFA (aws-ofi-nccl) is missing" in headlines[0]
+    assert headlines[1].startswith("not enough to say")

@@ -22,6 +22,8 @@ from perfkit.diagnosis.evidence import (
 from perfkit.diagnosis.known_rates import find_ethernet
 from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence
+from perfkit.diagnosis.systems import is_on_ec2
+from perfkit.ground.units import escape
 from perfkit.readers.nccl_facts import Adapter
 
 #: Interfaces of containers, bridges and the host itself, which lead to no other node or are slow.
@@ -116,14 +118,30 @@ def _explain_sockets(case: Case, plateau: Plateau | None) -> Cause:
             for setting in facts.find_settings(name):
                 evidence.append(quote(case, setting, f"{name}={setting.value}"))
                 advice.append(f"see whether {name}={setting.value} leaves out what should be used")
+    told = ["no libibverbs", "no IB device"]
+    if is_on_ec2(facts) and not settings:
+        reason = ", as it does not use EFA"
+        if "no network plugin" in topics:
+            reason = ", because the plugin of EFA (aws-ofi-nccl) is missing"
+        told.append("no network plugin")
+        host = facts.hosts[0]
+        evidence.append(Evidence(f"hosts are named as on EC2: {escape(host, 40)}", case.file))
+        advice = [
+            "install aws-ofi-nccl and libfabric in the image, and see that libnccl-net.so is on LD_LIBRARY_PATH",
+            "see that the instances have adapters of EFA (fi_info -p efa) and that the container sees them",
+            'run with NCCL_DEBUG=INFO and expect "NET/OFI" with the provider efa',
+        ]
+    else:
+        advice += [
+            "see that /dev/infiniband is in the container, and that ibv_devinfo lists the adapters as active",
+            'on EFA, see that the plugin of libfabric (aws-ofi-nccl) is found: "NET/Plugin" in the log',
+            'run with NCCL_DEBUG=INFO and expect "Using network IB", or the name of the plugin',
+        ]
+    quoted = set[str]()
     for remark in facts.remarks:
-        if remark.topic in ("no libibverbs", "no IB device"):
+        if remark.topic in told and remark.text not in quoted:  # each host says it
             evidence.append(quote(case, remark, remark.text))
-    advice += [
-        "see that /dev/infiniband is in the container, and that ibv_devinfo lists the adapters as active",
-        'on EFA, see that the plugin of libfabric (aws-ofi-nccl) is found: "NET/Plugin" in the log',
-        'run with NCCL_DEBUG=INFO and expect "Using network IB", or the name of the plugin',
-    ]
+            quoted.add(remark.text)
     return Cause(
         "sockets",
         f"NCCL sends data between nodes over TCP sockets{reason}",

@@ -1,9 +1,10 @@
 """Networks that may join the nodes of a run: the adapters that its log names, or published ones."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfkit.diagnosis.records import Adapters, Rate
-from perfkit.diagnosis.systems import System
+from perfkit.diagnosis.systems import System, is_on_ec2
 from perfkit.ground.files import group_rows
 from perfkit.ground.units import format_count
 from perfkit.platform.datasheets import HOP, Datasheet
@@ -75,8 +76,8 @@ def list_networks(system: System, sheet: Datasheet, local: int) -> list[Network]
     -------
     networks : list of Network
         The usual one first. Those of adapters that the log names, with the rate that it says, else with
-        each that adapters are sold with; else the datasheet's and published ones; where NCCL uses EFA,
-        that alone.
+        each that adapters are sold with; else the datasheet's and published ones, of clouds that of EC2
+        alone where hosts are named as there; where NCCL uses EFA, that alone.
     """
     named = read_adapters(system)
     if named is not None and named.is_named:
@@ -90,12 +91,24 @@ def list_networks(system: System, sheet: Datasheet, local: int) -> list[Network]
         networks.append(Network(name, local * rate.value, adapters, rate.source, is_default=True))
     if local == _WHOLE:
         networks += _list_published(sheet.system, kind)
+    if is_on_ec2(system.facts):
+        networks = list(_prefer_efa(networks))
     providers = () if system.facts is None else system.facts.providers
     if any(provider.name == "efa" for provider in providers):
         for network in networks:
             if network.adapters.network == "EFA":
                 return [replace(network, is_default=True, is_assured=True)]
     return networks
+
+
+def _prefer_efa(networks: Sequence[Network]) -> Sequence[Network]:
+    """Networks of nodes whose hosts are named as on EC2: its own first, then the usual one; no other
+    cloud's. All of them where several are EC2's, or none."""
+    of_ec2 = [network for network in networks if network.adapters.network == "EFA"]
+    if len(of_ec2) != 1:
+        return networks
+    usual = [replace(network, is_default=False) for network in networks if network.is_default]
+    return [replace(of_ec2[0], is_default=True), *usual]
 
 
 def _list_named(named: Adapters, sheet: Datasheet) -> list[Network]:

@@ -24,6 +24,9 @@ _REDUCING = 9.0
 LARGEST_NODE = 16
 #: Algorithms of perfkit by those of NCCL_ALGO.
 _ALGORITHMS = {"ring": "ring", "tree": "tree", "nvls": "in_network"}
+#: Host names that EC2 gives, by the private address of the instance (AWS, hostnames of EC2 instances,
+#: https://docs.amazonaws.cn/AWSCloudFormation/latest/UserGuide/aws-properties-ec2-instance-privatednsnameoptions.html).
+_OF_EC2 = re.compile(r"ip-(\d{1,3}-){3}\d{1,3}(\..*)?")
 #: Memory of a device in its name.
 _MEMORY = re.compile(r"(\d+) ?GB", re.IGNORECASE)
 
@@ -120,6 +123,24 @@ def find_sheet(device: str) -> Datasheet | None:
     if len({sheet.link_bandwidth.value for sheet in sheets if sheet.link_bandwidth}) > 1:
         return None  # cards and boards of the same name have other links
     return sheets[0]
+
+
+def is_on_ec2(facts: LogFacts | None) -> bool:
+    """Whether all hosts of a log bear names that EC2 gives, such as ``ip-10-0-1-5``.
+
+    Parameters
+    ----------
+    facts : LogFacts or None
+        What the log says.
+
+    Returns
+    -------
+    is_on_ec2 : bool
+        False where the log names no host.
+    """
+    if facts is None or not facts.hosts:
+        return False
+    return all(_OF_EC2.fullmatch(host) for host in facts.hosts)
 
 
 def joins_all(sheet: Datasheet) -> bool:
