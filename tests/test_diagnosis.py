@@ -350,7 +350,14 @@ def test_a_report_has_the_ranges_and_the_floors(
 def test_rows_have_what_was_measured_and_expected(diagnosis: pk.Diagnosis) -> None:
     rows = diagnosis.rows
     assert len(rows) == 2 * 2 * len(SIZES)
-    assert set(rows["verdict"]) <= {"as expected", "slow"}
+    assert set(rows["verdict"]) == {"as expected", "low, not slow", "slow"}
+    low = rows.filter(verdict="low, not slow")
+    assert (low["measured_s"] > low["high_s"]).all() and (low["measured_s"] <= low["slow_s"]).all()
+    assert (
+        (rows.filter(verdict="as expected").select(pl.col("measured_s") <= pl.col("high_s")))
+        .to_series()
+        .all()
+    )
     last = rows.row(-1, named=True)
     # what 230 GB/s and 20 µs are, over 1.8, of NVLink's 300 GB/s
     busbw = 1.75 * 2**33 / (1.8 * (20e-6 + 1.75 * 2**33 / 230e9))
@@ -408,6 +415,39 @@ def test_a_range_that_is_slow_from_a_size_on_is_split_there(tmp_path: Path) -> N
     assert set(table.filter(pl.col("from_bytes") >= first)["verdict"]) == {"slow"}
 
 
+def test_one_size_of_a_range_is_apart_where_all_larger_ones_are_slow_too(tmp_path: Path) -> None:
+    """Four nodes of eight H100, where the last size of the middle range and all after it are slow."""
+    healthy = follow(38e-6, 360e9, "all_reduce", 32)
+    hosts = [f"node-{host}" for host in range(4)]
+    good = pk.diagnose(write_run(tmp_path / "good.log", healthy, device=H100, hosts=hosts))
+    cut = good.rows.filter(sizes="middle")["size_bytes"].max()
+    bad = write_run(
+        tmp_path / "bad.log",
+        lambda size: healthy(size) * (2.5 if size >= cut else 1.0),
+        device=H100,
+        hosts=hosts,
+    )
+    diagnosis = pk.diagnose(bad)
+    assert diagnosis.headline().startswith(f"slow from {write_size(cut)} on")
+    middle = diagnosis.table().filter(sizes="middle")
+    assert middle["from_bytes"][1] == middle["to_bytes"][1] == cut
+    assert middle["verdict"].to_list() == ["as expected", "slow"]
+
+
+def test_the_last_size_of_the_middle_alone_may_be_noise(tmp_path: Path) -> None:
+    curve = follow(20e-6, 230e9, "all_reduce", 8)
+    sizes = [8 << n for n in range(21)]
+    log = write_run(
+        tmp_path / "run.log",
+        lambda size: curve(size) * (4.0 if size == sizes[-1] else 1.0),
+        device=A100,
+        sizes=sizes,
+    )
+    diagnosis = pk.diagnose(log)
+    assert set(diagnosis.rows.filter(size_bytes=sizes[-1])["verdict"]) == {"slow"}
+    assert diagnosis.table()["verdict"].to_list() == ["as expected", "low, not slow"]
+
+
 def test_what_is_below_the_interval_and_not_slow_is_called_low(tmp_path: Path) -> None:
     curve = follow(20e-6, 230e9, "all_reduce", 8)
     log = write_run(tmp_path / "run.log", lambda size: curve(size) * 1.15, device=A100)
@@ -415,8 +455,11 @@ def test_what_is_below_the_interval_and_not_slow_is_called_low(tmp_path: Path) -
     last = diagnosis.rows.filter(pl.col("size_bytes") == pl.col("size_bytes").max())
     assert (last["measured_s"] > last["high_s"]).all()
     assert (last["measured_s"] < last["slow_s"]).all()
+    assert set(last["verdict"]) == {"low, not slow"}
     assert diagnosis.verdict == "low, not slow"
     assert diagnosis.ok is None
+    shown = diagnosis.chart().to_json()
+    assert '"low, not slow"' in shown
     assert diagnosis.headline().endswith("are expected; some healthy runs are as low")
 
 

@@ -8,6 +8,8 @@ have a known rate or shape, and these before figures that merely fit.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import polars as pl
+
 from perfkit.diagnosis import causes_adapters, causes_curve, causes_node, causes_run, causes_sockets
 from perfkit.diagnosis.records import Case, Cause, Certainty, Range, Word
 
@@ -119,7 +121,11 @@ def settle(case: Case) -> Case:
     for verdict in case.verdicts:
         word = Word.SLOW if verdict.word is Word.LOW else verdict.word
         as_slow.append(replace(verdict, word=word))
-    changed = replace(case, verdicts=tuple(as_slow))
+    is_low = pl.col("sizes").is_in(low) & (pl.col("verdict") == Word.LOW.value)
+    as_slow_rows = case.rows.with_columns(
+        pl.when(is_low).then(pl.lit(Word.SLOW.value)).otherwise("verdict").alias("verdict")
+    )
+    changed = replace(case, rows=as_slow_rows, verdicts=tuple(as_slow))
     for cause in _ask(changed, SIGNATURES):
         is_about = bool(cause.sizes & low) and Word.SLOW in cause.explains
         if is_about and cause.certainty is Certainty.SEEN:

@@ -10,6 +10,7 @@ import polars as pl
 from perfkit.diagnosis.causes import ALARM_NAMES
 from perfkit.diagnosis.causes_between import compare_runs
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Verdict, Word
+from perfkit.diagnosis.verdicts import find_first_slow
 from perfkit.diagnosis.words import (
     write_microseconds,
     write_rate,
@@ -567,16 +568,10 @@ def _say_sick(finding: Finding) -> str:
 
 def _find_first_slow(finding: Finding) -> int | None:
     """The size from which on all are slow [B]; None where none is, or where no smaller one is right."""
-    rows = finding.case.rows
-    is_slow = pl.col("verdict") == Word.SLOW.value
-    by_size = rows.group_by("nbytes").agg(is_slow.mean().alias("slow")).sort("nbytes")
-    slow = by_size["slow"].to_numpy() >= 0.5
     words = {verdict.sizes: verdict.word for verdict in finding.case.verdicts}
-    is_right_below = words.get(Range.LATENCY) is Word.EXPECTED
-    if not is_right_below or not slow[-1] or slow.all():
+    if words.get(Range.LATENCY) is not Word.EXPECTED:
         return None
-    last_right = int((~slow).nonzero()[0][-1])
-    return int(by_size["nbytes"][last_right + 1])
+    return find_first_slow(finding.case.rows)
 
 
 _HEADS = ("sizes", "at", "measured", "expected (80 %)", "of the link", "verdict")

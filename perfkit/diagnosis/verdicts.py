@@ -396,6 +396,8 @@ def _judge_rows(
             words.append(Word.TOO_GOOD)
         elif lost[place] > 0 or time > slow[place]:
             words.append(Word.SLOW)
+        elif chosen.judges and time > high[place]:
+            words.append(Word.LOW)
         elif chosen.judges:
             words.append(Word.EXPECTED)
         else:
@@ -430,28 +432,64 @@ def _name_range(nbytes: int, is_bandwidth: bool) -> Range:
 
 def _judge_ranges(case: Case) -> tuple[Verdict, ...]:
     """A verdict for each range of sizes that a run has."""
+    first_slow = find_first_slow(case.rows)
+    is_last_alone = first_slow == case.rows["nbytes"].max()
     verdicts = []
     for sizes in Range:
         rows = case.rows.filter(pl.col("sizes") == sizes.value)
         if not len(rows):
             continue
-        parts = [rows] if sizes is Range.LATENCY else _split_where_slow(rows)
+        parts = [rows]
+        if sizes is Range.BANDWIDTH or (sizes is Range.MIDDLE and not is_last_alone):
+            parts = _split_where_slow(rows, first_slow)
+        elif sizes is Range.MIDDLE:
+            parts = _split_where_slow(rows, None)  # one size of the middle may be noise
         for part in parts:
             verdicts.append(_judge_range(case.operation, sizes, part))
     return tuple(verdicts)
 
 
-def _split_where_slow(rows: pl.DataFrame) -> list[pl.DataFrame]:
-    """Rows of a range in two parts where they are slow up to a size, or from a size on; in one part
-    where they are not. A single slow size may be noise, so each part has two sizes or more."""
+def _find_slow_sizes(rows: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes, ascending [B], and whether half of the rows of each are slow."""
     is_slow = (pl.col("verdict") == Word.SLOW.value).mean() >= 0.5
     by_size = rows.group_by("nbytes").agg(is_slow.alias("slow")).sort("nbytes")
-    slow = by_size["slow"].to_numpy()
+    return by_size["nbytes"].to_numpy(), by_size["slow"].to_numpy()
+
+
+def find_first_slow(rows: pl.DataFrame) -> int | None:
+    """Find the size from which on all sizes of a run are slow.
+
+    Parameters
+    ----------
+    rows : polars.DataFrame
+        Rows of a run with their verdicts, see `Case.rows`.
+
+    Returns
+    -------
+    nbytes : int or None
+        Message size [B]; None where the largest one is not slow, or where all are.
+    """
+    sizes, slow = _find_slow_sizes(rows)
+    if not slow[-1] or slow.all():
+        return None
+    last_right = int(np.flatnonzero(~slow)[-1])
+    return int(sizes[last_right + 1])
+
+
+def _split_where_slow(rows: pl.DataFrame, first_slow: int | None) -> list[pl.DataFrame]:
+    """Rows of a range in two parts where they are slow up to a size, or from a size on; in one part
+    where they are not. A single slow size may be noise, so each part has two sizes or more, unless all
+    larger sizes of the run are slow, too."""
+    nbytes, slow = _find_slow_sizes(rows)
     changes = np.flatnonzero(slow[1:] != slow[:-1]) + 1
-    if len(changes) != 1 or not 2 <= changes[0] <= len(slow) - 2:
+    cut = None
+    if len(changes) == 1 and 2 <= changes[0] <= len(slow) - 2:
+        cut = int(nbytes[changes[0]])
+    if first_slow is not None and nbytes[0] < first_slow <= nbytes[-1]:
+        cut = first_slow
+    if cut is None:
         return [rows]
-    first = by_size["nbytes"][int(changes[0])]
-    return [rows.filter(pl.col("nbytes") < first), rows.filter(pl.col("nbytes") >= first)]
+    return [rows.filter(pl.col("nbytes") < cut), rows.filter(pl.col("nbytes") >= cut)]
 
 
 def _judge_range(operation: str, sizes: Range, rows: pl.DataFrame) -> Verdict:

@@ -14,6 +14,7 @@ from perfkit.plots.theme import HConcatChart, LayerChart
 #: Colours and shapes of verdicts; each tells them apart alone.
 _VERDICTS = {
     "as expected": (PALETTE[0], "circle"),
+    "low, not slow": (PALETTE[4], "diamond"),
     "slow": (PALETTE[1], "triangle-down"),
     "too good": (PALETTE[3], "triangle-up"),
     "not enough to say": (PALETTE[6], "square"),
