@@ -5,6 +5,7 @@ import math
 import pytest
 
 import perfkit as pk
+from perfkit.ground.units import format_bytes
 from perfkit.platform.estimates import keep_quiet
 
 
@@ -53,6 +54,27 @@ def test_what_is_not_the_same_run_is_told(predicted: pk.Prediction) -> None:
     assert predicted.against(same).mismatches == ()
     too_fast = predicted.against(predicted.lower_bound / 2)
     assert "the busiest resource alone takes" in too_fast.mismatches[0]
+
+
+def test_another_device_is_not_the_same_run(predicted: pk.Prediction) -> None:
+    other = pk.MeasuredStep(seconds=predicted.time, device="NVIDIA H100 80GB HBM3")
+    name = predicted.platform.device.name
+    assert predicted.against(other).mismatches == (
+        f"the device is NVIDIA H100 80GB HBM3 in the measurement and {name} here",
+    )
+    same = pk.MeasuredStep(seconds=predicted.time, device="NVIDIA A100-SXM4-80GB")
+    assert predicted.against(same).mismatches == ()
+
+
+def test_memory_beside_both_that_are_predicted(predicted: pk.Prediction) -> None:
+    step = pk.MeasuredStep(seconds=predicted.time, memory=40e9)
+    memory = predicted.memory()
+    text = predicted.against(step).explain()
+    total, reserved = format_bytes(memory.total), format_bytes(memory.reserved)
+    assert total != reserved
+    # the first is what the prediction itself says that a rank needs
+    assert f"memory: 40 GB reported, {total} predicted, {reserved} with the context" in text
+    assert f"needs {total} of" in predicted.explain()
 
 
 def test_words_of_a_measurement(predicted: pk.Prediction) -> None:

@@ -197,6 +197,15 @@ def test_the_workload_of_torchtitan_is_the_published_model() -> None:
     assert (again.batch, again.sequence, again.dtype) == (16, 8192, "bf16")
 
 
+def test_the_device_of_a_log() -> None:
+    capacity = (
+        "[rank0]:[titan] - INFO - CUDA capacity: NVIDIA H100 80GB HBM3 with 79.11GiB memory\n"
+    )
+    log = parse_training_log(MESH + capacity + TRAINER + write_titan(8192))
+    assert log.summary.device == "NVIDIA H100 80GB HBM3"
+    assert parse_training_log(MESH + TRAINER + write_titan(8192)).summary.device is None
+
+
 def test_meshes_of_2024() -> None:
     mesh = "[rank0]:2024-10-03 15:01:01,100 - root - INFO - Building 2-D device mesh with ['dp', 'tp'], [4, 2]\n"
     old = write_titan(16384).replace("tps:", "wps:")

@@ -15,6 +15,7 @@ from perfkit.ground.units import (
     read_number,
     show,
 )
+from perfkit.platform.gallery import is_same_device
 from perfkit.readers.measured_steps import MeasuredStep
 from perfkit.readers.training_logs import TrainingLog
 
@@ -76,6 +77,10 @@ class Deviation(Tabular):
             stated = getattr(self.measured, key)
             if stated is not None and predicted is not None and stated != predicted:
                 found.append(f"{key} is {stated} in the measurement and {predicted} here")
+        device = self.prediction.platform.device.name
+        stated_device = self.measured.device
+        if stated_device is not None and not is_same_device(stated_device, device):
+            found.append(f"the device is {stated_device} in the measurement and {device} here")
         if self.measured.seconds < self.prediction.lower_bound:
             least = format_time(self.prediction.lower_bound)
             found.append(
@@ -144,15 +149,24 @@ class Deviation(Tabular):
             counted = format_count(self.measured.iterations, "iteration")
             lines.append(f"  the run itself: {counted}, ± {self.measured.spread:.1%}")
         lines += [f"  not the same run: {text}" for text in self.mismatches]
-        memory = self.prediction.memory()
-        if self.measured.memory and memory.reserved:
-            reported = format_bytes(self.measured.memory)
-            lines.append(
-                f"  memory: {reported} reported, {format_bytes(memory.reserved)} predicted"
-            )
+        if self.measured.memory:
+            lines.append(self._compare_memory(self.measured.memory))
         if not self.is_inside:
             lines += self._list_explanations()
         return "\n".join(lines)
+
+    def _compare_memory(self, reported: float) -> str:
+        """The memory that the run reported beside both that are predicted."""
+        memory = self.prediction.memory()
+        line = (
+            f"  memory: {format_bytes(reported)} reported, {format_bytes(memory.total)} predicted"
+        )
+        if memory.reserve:
+            line += (
+                f", {format_bytes(memory.reserved)} with the context of CUDA, buffers of NCCL and "
+                "fragments of the allocator"
+            )
+        return line
 
     def _list_explanations(self) -> list[str]:
         """What could explain a measurement outside of the interval."""

@@ -36,6 +36,8 @@ class MeasuredStep(Typed):
         How they share the model [-].
     dtype : str, optional
         Number format of products.
+    device : str, optional
+        GPU, as its driver names it.
     tokens_per_s_per_gpu : float, optional
         Tokens that a GPU reads, as printed, else from batch, sequence and ranks [1/s].
     flop_per_s_per_gpu : float, optional
@@ -61,6 +63,7 @@ class MeasuredStep(Typed):
     dp: int | None = None
     ep: int | None = None
     dtype: str | None = None
+    device: str | None = None
     tokens_per_s_per_gpu: float | None = None
     flop_per_s_per_gpu: float | None = None
     mfu: float | None = None

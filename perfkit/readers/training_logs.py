@@ -762,6 +762,7 @@ def _summarize(name: str, steps: Table, run: LoggedRun, reported: float | None) 
         sequence=sequence,
         ranks=run.ranks,
         dtype=run.model.get("dtype"),
+        device=run.device,
         memory=float(np.max(memory.to_numpy())) if len(memory) else reported,
         tp=run.strategy.get("tp"),
         pp=run.strategy.get("pp"),

@@ -47,6 +47,8 @@ class LoggedRun:
         Name of the published model.
     parameters : int or None
         Parameters that the software counted [-].
+    device : str or None
+        GPU, as its driver names it.
     notes : list of str
         What is stated and not carried over.
     """
@@ -58,6 +60,7 @@ class LoggedRun:
     execution: str | None = None
     preset: str | None = None
     parameters: int | None = None
+    device: str | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -76,6 +79,15 @@ def describe_run(stated: Mapping[str, Any], dialect: str) -> LoggedRun:
     run : LoggedRun
         Fields that are stated.
     """
+    run = _describe_by_software(stated, dialect)
+    device = stated.get("device")
+    if device is not None:
+        run.device = str(device)
+    return run
+
+
+def _describe_by_software(stated: Mapping[str, Any], dialect: str) -> LoggedRun:
+    """Fields of a run by the arguments of its software."""
     if dialect == "torchtitan":
         return _describe_titan(stated)
     if dialect == "maxtext":
