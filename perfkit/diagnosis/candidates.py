@@ -16,7 +16,7 @@ from perfkit.diagnosis.models import (
     build_node,
     build_nodes_of_cards,
 )
-from perfkit.diagnosis.networks import ACROSS, Network, list_networks
+from perfkit.diagnosis.networks import ACROSS, Network, list_networks, read_adapters
 from perfkit.diagnosis.records import Adapters, Links, Rate
 from perfkit.diagnosis.systems import (
     LARGEST_NODE,
@@ -27,10 +27,11 @@ from perfkit.diagnosis.systems import (
     find_slot,
     joins_all,
 )
-from perfkit.ground.units import escape
+from perfkit.ground.units import escape, format_count
 from perfkit.models.collectives import OPERATIONS
 from perfkit.platform.datasheets import Datasheet
 from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.gallery import find_models, is_same_device
 from perfkit.readers.nccl import ONE_RANK
 
 #: Spreads of start-ups and of times per byte among machines with the same devices, as standard
@@ -142,24 +143,19 @@ def _find_all(system: System, given: Model | None) -> list[Candidate]:
 
 def _take_given(system: System, model: Model) -> list[Candidate]:
     """The platform that the user names, with as many nodes as the run has."""
-    network = model.platform.network
-    local = system.local or min(system.ranks, network.ranks_per_node)
-    nodes = system.nodes or -(-system.ranks // local)
-    if nodes * local != system.ranks:
+    if _refuse_given(system, model):
         return []
+    network = model.platform.network
+    local, nodes = _split_by_given(system, model)
     is_cluster = nodes > 1 and network.ranks_per_node > 1
     if system.ranks > network.ranks or (is_cluster and nodes != network.nodes):
-        if local != network.ranks_per_node:
-            return []
         model = add_nodes(model, nodes)
     name = model.platform.name
     links = model.platform.network.links
     intra = Rate(links["intra"].bandwidth.value, name) if "intra" in links else None
     adapters = None
     if nodes > 1 and "inter" in links:
-        adapters = Adapters(
-            count=local, usual=local, rate=Rate(links["inter"].bandwidth.value, name)
-        )
+        adapters = _find_given_adapters(system, local, Rate(links["inter"].bandwidth.value, name))
     multicast = any(".in_network" in key for key in model.platform.collectives)
     found = Candidate(
         name,
@@ -173,6 +169,42 @@ def _take_given(system: System, model: Model) -> list[Candidate]:
         source=f"platform {name}",
     )
     return [found]
+
+
+def _split_by_given(system: System, model: Model) -> tuple[int, int]:
+    """Ranks of a node and nodes of a run: those of the log, else those of the platform [-]."""
+    local = system.local or min(system.ranks, model.platform.network.ranks_per_node)
+    return local, system.nodes or -(-system.ranks // local)
+
+
+def _refuse_given(system: System, model: Model) -> str:
+    """Say why the platform that the user names is not that of the log; empty where it may be."""
+    platform = model.platform
+    device, own = system.device, platform.device.name
+    if device is not None and find_models(device) and not is_same_device(device, own):
+        said = f"the log names {escape(device, 60)}, platform {platform.name} has {own}"
+        return f"{said}; name a platform of the device of the log"
+    local, nodes = _split_by_given(system, model)
+    network = platform.network
+    if nodes * local != system.ranks:
+        held = f"platform {platform.name} has {network.ranks_per_node} in each node"
+        return f"{system.ranks} ranks do not fill {nodes} nodes alike, and {held}; name another platform"
+    is_cluster = nodes > 1 and network.ranks_per_node > 1
+    has_other_nodes = system.ranks > network.ranks or (is_cluster and nodes != network.nodes)
+    if has_other_nodes and local != network.ranks_per_node:
+        said = f"the log names {format_count(nodes, 'node')} of {format_count(local, 'rank')}"
+        held = f"{format_count(network.nodes, 'node')} of {network.ranks_per_node}"
+        return f"{said}, platform {platform.name} has {held}; name a platform of such nodes"
+    return ""
+
+
+def _find_given_adapters(system: System, local: int, rate: Rate) -> Adapters:
+    """Adapters of a platform of the user's, one for each rank of a node, with the rate of its links
+    between nodes. Where NCCL lists one less, one is missing, whatever the platform has."""
+    named = read_adapters(system)
+    if named is None or named.count is None or named.usual is None or named.count >= named.usual:
+        return Adapters(count=local, usual=local, rate=rate)
+    return replace(named, rate=named.rate or rate)
 
 
 def _find_node(system: System, sheet: Datasheet) -> list[Candidate]:
@@ -316,6 +348,8 @@ def explain_unknown(system: System, operation: str, given: Model | None) -> str:
         return ONE_RANK
     if operation not in OPERATIONS:
         return f"perfkit does not know what {escape(operation, 40)} exchanges"
+    if given is not None and (refusal := _refuse_given(system, given)):
+        return refusal
     if given is not None:
         return f"platform {given.platform.name} has no time for {operation} on {system.ranks} ranks"
     if system.device is None:
