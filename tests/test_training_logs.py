@@ -206,6 +206,21 @@ def test_the_device_of_a_log() -> None:
     assert parse_training_log(MESH + TRAINER + write_titan(8192)).summary.device is None
 
 
+def test_what_is_taken_is_not_said_to_be_stated() -> None:
+    log = parse_training_log(MESH + LLAMA + TRAINER + write_titan(8192))
+    listed = r"^  (?:stated|not stated, taken): (.*)$"
+    stated, taken = re.findall(listed, log.explain(), re.MULTILINE)
+    assert "sequence 8192, tp 2, pp 1" in stated and "zero 3" in stated
+    for words in ("mixed True", "fused True", "optimizer adamw", "dtype bf16"):
+        assert words in taken and words not in stated
+    # the same fields, each once
+    assert len(stated.split(", ")) + len(taken.split(", ")) == len(log.run.model | log.run.strategy)
+    of_megatron = parse_training_log(ARGUMENTS + write(PLAIN_2025)).run.taken
+    assert {"causal", "mixed", "fused"} <= of_megatron
+    given = {"rotary", "gated", "norm", "tie", "bias", "dtype", "tp", "pp", "cp", "zero"}
+    assert not given & of_megatron
+
+
 def test_meshes_of_2024() -> None:
     mesh = "[rank0]:2024-10-03 15:01:01,100 - root - INFO - Building 2-D device mesh with ['dp', 'tp'], [4, 2]\n"
     old = write_titan(16384).replace("tps:", "wps:")

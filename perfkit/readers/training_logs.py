@@ -265,16 +265,20 @@ class TrainingLog(Tabular):
         Returns
         -------
         text : str
-            The time, why steps were left out, what the log states, and its notes.
+            The time, why steps were left out, what the log states, what is taken where it is silent,
+            and its notes.
         """
         texts = [self.headline()]
         reasons = Counter(self.steps["left_out"].drop_nulls().to_list())
         for reason, count in reasons.items():
             texts.append(f"  left out: {count} of {len(self.steps)} printed steps, {reason}")
-        stated = {**self.run.model, **self.run.strategy}
-        if stated:
-            words = ", ".join(f"{key} {value}" for key, value in stated.items())
-            texts.append(f"  stated: {words}")
+        run_fields = {**self.run.model, **self.run.strategy}
+        stated = [name for name in run_fields if name not in self.run.taken]
+        taken = [name for name in run_fields if name in self.run.taken]
+        for said, names in (("stated", stated), ("not stated, taken", taken)):
+            if names:
+                words = ", ".join(f"{name} {run_fields[name]}" for name in names)
+                texts.append(f"  {said}: {words}")
         texts += [f"  note: {note}" for note in self.notes]
         return "\n".join(texts)
 

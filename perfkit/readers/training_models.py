@@ -26,6 +26,48 @@ _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3
 #: Recipes of fp8 that have the same name here.
 _FP8_RECIPES = ("delayed", "tensorwise", "rowwise", "blockwise", "mxfp8")
 
+#: Fields that are set also where a log is silent, and the arguments that state them; no log states
+#: those without arguments.
+_STATED_BY = {
+    "causal": (),
+    "rotary": ("position_embedding_type", "use_rotary_position_embeddings"),
+    "gated": ("swiglu", "gated_linear_unit", "activation", "mlp_activations"),
+    "norm": ("normalization", "args.norm_type"),
+    "tie": (
+        *("untie_embeddings_and_output_weights", "share_embeddings_and_output_weights"),
+        "logits_via_embedding",
+    ),
+    "bias": ("add_bias_linear", "bias"),
+    "attention": ("use_flash_attn",),
+    "dtype": (
+        *("bf16", "fp16", "precision", "params_dtype", "fp8", "fp8_format", "float8"),
+        *("float8.recipe_name", "quantize.linear.float8.recipe_name"),
+    ),
+    "mixed": (),
+    "optimizer": ("optimizer",),
+    "fused": (),
+    "tp": (
+        *("tensor_model_parallel_size", "model_parallel_size", "ici_tensor_parallelism"),
+        *("tp", "parallelism.tensor_parallel_degree"),
+    ),
+    "pp": (
+        *("pipeline_model_parallel_size", "ici_pipeline_parallelism", "dcn_pipeline_parallelism"),
+        *("pp", "parallelism.pipeline_parallel_degree"),
+    ),
+    "cp": (
+        *("context_parallel_size", "ici_context_parallelism"),
+        *("cp", "parallelism.context_parallel_degree"),
+    ),
+    "cp_kind": ("cp_comm_type",),
+    "zero": (
+        *("use_distributed_optimizer", "distributed_optimizer", "zero_stage", "use_torch_fsdp2"),
+        *("use_custom_fsdp", "use_megatron_fsdp", "data_parallel", "dp_shard"),
+        "parallelism.data_parallel_shard_degree",
+    ),
+    "sequence_parallel": ("sequence_parallel",),
+    "overlap": ("overlap_grad_reduce",),
+}
+
 
 @dataclass
 class LoggedRun:
@@ -49,6 +91,8 @@ class LoggedRun:
         Parameters that the software counted [-].
     device : str or None
         GPU, as its driver names it.
+    taken : frozenset of str
+        Fields of model and strategy that the log does not state: what its software does unless told.
     notes : list of str
         What is stated and not carried over.
     """
@@ -61,6 +105,7 @@ class LoggedRun:
     preset: str | None = None
     parameters: int | None = None
     device: str | None = None
+    taken: frozenset[str] = frozenset()
     notes: list[str] = field(default_factory=list)
 
 
@@ -83,7 +128,17 @@ def describe_run(stated: Mapping[str, Any], dialect: str) -> LoggedRun:
     device = stated.get("device")
     if device is not None:
         run.device = str(device)
+    run.taken = _find_taken(stated, run)
     return run
+
+
+def _find_taken(stated: Mapping[str, Any], run: LoggedRun) -> frozenset[str]:
+    """Fields of a run that no argument of its log states."""
+    return frozenset(
+        name
+        for name in (*run.model, *run.strategy)
+        if name in _STATED_BY and _take(stated, *_STATED_BY[name]) is None
+    )
 
 
 def _describe_by_software(stated: Mapping[str, Any], dialect: str) -> LoggedRun:
