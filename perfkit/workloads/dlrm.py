@@ -390,7 +390,7 @@ class DLRM:
         if mixed and epilogues:
             fault = "epilogues is True and mixed, too, which casts between products"
             raise ValueError(f"{fault}; take dtype and table_dtype in place of mixed")
-        if not is_listed(table_dtype) and not table_dtype:
+        if isinstance(table_dtype, str) and not table_dtype:
             table_dtype = "fp32" if mixed else dtype
         format_of_tables = _read_formats(table_dtype)
         optimizer = choose("optimizer", optimizer)
