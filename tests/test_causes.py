@@ -864,8 +864,8 @@ def test_two_hosts_that_are_one_machine(tmp_path: Path) -> None:
     assert cause.name == "one machine"
     assert cause.certainty is Certainty.LIKELY
     assert cause.explains == {Word.TOO_GOOD}
-    # 234 / 1.75 = 133.7; 4 x 31.5 x 0.82 = 103.2
-    assert "134 GB/s of data between the hosts are more than 4 slots of 32 GB/s carry" in words(
+    assert cause.sentence.startswith("the 2 hosts seem to be")
+    assert "234 GB/s at 8 GiB (134 GB/s of data) are more than 100 GB/s (57 GB/s of data)" in words(
         cause
     )
     assert "pod-1 88 8b c8 cb" in words(cause)

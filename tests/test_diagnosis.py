@@ -448,6 +448,28 @@ def test_the_last_size_of_the_middle_alone_may_be_noise(tmp_path: Path) -> None:
     assert diagnosis.table()["verdict"].to_list() == ["as expected", "low, not slow"]
 
 
+def test_a_run_that_is_too_good_has_one_limit(tmp_path: Path) -> None:
+    """Two hosts of four A100 whose messages stay on NVLink: 4 x 32 GB/s x 512/536 x 1.75 = 214 GB/s."""
+    said = "pod-0:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] via P2P/CUMEM"
+    log = write_run(
+        tmp_path / "run.log",
+        follow(20e-6, 234e9, "all_reduce", 8),
+        device=A100,
+        hosts=("pod-0", "pod-1"),
+        local=4,
+        lines=[said],
+    )
+    diagnosis = pk.diagnose(log)
+    assert "more than the 214 GB/s that its links can carry" in diagnosis.headline()
+    assert diagnosis.causes[0].name == "one machine"
+    evidence = " ".join(each.text for each in diagnosis.causes[0].evidence)
+    assert (
+        "more than 214 GB/s (122 GB/s of data), which the 4 PCIe slots of a node (32 GB/s each"
+        in evidence
+    )
+    assert "between nodes 81.6 to 184 GB/s are expected" in diagnosis.causes[0].advice[-1]
+
+
 def test_what_is_below_the_interval_and_not_slow_is_called_low(tmp_path: Path) -> None:
     curve = follow(20e-6, 230e9, "all_reduce", 8)
     log = write_run(tmp_path / "run.log", lambda size: curve(size) * 1.15, device=A100)

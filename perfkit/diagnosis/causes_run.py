@@ -4,8 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perfkit.diagnosis.causes_node import find_pcie_line, has_multicast, note_multicast_choice
+from perfkit.diagnosis.causes_node import has_multicast, note_multicast_choice
 from perfkit.diagnosis.evidence import (
+    Plateau,
     describe_plateau,
     find_plateau,
     is_slow,
@@ -18,9 +19,9 @@ from perfkit.diagnosis.evidence import (
     write_rate,
     write_size,
 )
-from perfkit.diagnosis.known_rates import Path, find_shares
 from perfkit.diagnosis.nccl_variables import GUIDE, Effect, find_variables
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
+from perfkit.diagnosis.words import write_rates
 from perfkit.ground.units import format_time
 from perfkit.readers.nccl_facts import Setting, Statement
 
@@ -213,39 +214,40 @@ def find_one_machine(case: Case) -> Cause | None:
         return None
     plateau = find_plateau(case)
     if plateau is not None:
-        evidence.append(describe_plateau(case, plateau))
-        evidence += _compare_slots(case, plateau.algbw, plateau.line)
+        evidence.append(_compare_limit(case, plateau))
+    verb = "are" if certainty is Certainty.SEEN else "seem to be"
+    apart = "one pod per node: anti-affinity, or as many GPUs per pod as a node has"
+    expectation = case.expectation
+    if expectation.busbw_low is not None and expectation.busbw_high is not None:
+        rates = write_rates(expectation.busbw_low, expectation.busbw_high)
+        apart += f"; between nodes {rates} are expected with {expectation.system}"
     return Cause(
         "one machine",
-        f"the {case.nodes} hosts are containers or names of one machine: no network was measured",
+        f"the {case.nodes} hosts {verb} containers or names of one machine: no network was measured",
         tuple(evidence),
         (
             "print the name of the node from each container (in Kubernetes: spec.nodeName by the downward "
             "API)",
-            "one pod per node: anti-affinity, or as many GPUs per pod as a node has",
             'NCCL_DEBUG=INFO: "via P2P" between ranks of different hosts says the same',
-            "measure again",
+            apart,
         ),
-        ("NVIDIA/nccl#1781", "NVIDIA/nccl#324", "NVIDIA/nccl-tests#27"),
+        ("NVIDIA/nccl#1781",),
         certainty,
         frozenset((Word.TOO_GOOD,)),
     )
 
 
-def _compare_slots(case: Case, algbw: float, line_number: int) -> list[Evidence]:
-    """That the slots of a node carry less than was measured, whatever the network."""
-    line = find_pcie_line(case)
-    local = case.expectation.ranks_per_node
-    if line is None or local is None:
-        return []
-    most = find_shares(Path.PCIE).high * line * local
-    if algbw <= most:
-        return []
-    text = (
-        f"{write_rate(algbw)} of data between the hosts are more than {local} slots of "
-        f"{write_rate(line)} carry, about {write_rate(most)}, whatever the network"
-    )
-    return [Evidence(text, case.file, line_number)]
+def _compare_limit(case: Case, plateau: Plateau) -> Evidence:
+    """The largest size beside what no run on these links can exceed."""
+    expectation = case.expectation
+    data = write_rate(plateau.algbw)
+    text = f"{write_rate(plateau.busbw)} at {write_size(plateau.nbytes)} ({data} of data)"
+    if expectation.limit is not None and plateau.busbw > expectation.limit:
+        data = write_rate(expectation.limit * plateau.algbw / plateau.busbw)
+        text += f" are more than {write_rate(expectation.limit)} ({data} of data)"
+        if expectation.limit_links:
+            text += f", which {expectation.limit_links} carry at most"
+    return Evidence(text, case.file, plateau.line)
 
 
 def find_shared_names(case: Case) -> Cause | None:

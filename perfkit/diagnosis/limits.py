@@ -1,13 +1,31 @@
 """What the links of a system carry: the rate at which they are full, and what no run can exceed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from perfkit.diagnosis.candidates import BOARD, Candidate
 from perfkit.diagnosis.records import Links
+from perfkit.diagnosis.words import write_rate
 from perfkit.models.collectives import OPERATIONS, bus_factor
 
 #: Most of it that is payload: packets of 512 bytes, with header, frame and check of 24 bytes [-].
 _PAYLOAD = 512 / 536
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What no run on the links of a system can exceed.
+
+    Parameters
+    ----------
+    busbw : float
+        Bus bandwidth [B/s].
+    links : str
+        The links that bound it, in words with their rates.
+    """
+
+    busbw: float
+    links: str
 
 
 def find_line(candidate: Candidate, operation: str) -> float | None:
@@ -72,7 +90,7 @@ def find_node_rate(links: Links) -> float | None:
     return None if count is None else count * adapters.rate.value
 
 
-def find_limit(candidates: Sequence[Candidate], operation: str) -> float | None:
+def find_limit(candidates: Sequence[Candidate], operation: str) -> Limit | None:
     """Find the bus bandwidth that no run of an operation can exceed.
 
     Parameters
@@ -84,8 +102,8 @@ def find_limit(candidates: Sequence[Candidate], operation: str) -> float | None:
 
     Returns
     -------
-    limit : float or None
-        Bus bandwidth [B/s]; None where the links are unknown.
+    limit : Limit or None
+        The limit; None where the links are unknown.
 
     Notes
     -----
@@ -101,26 +119,31 @@ def find_limit(candidates: Sequence[Candidate], operation: str) -> float | None:
     if first.nodes == 1:
         return _limit_node(first, operation, factor)
     node = find_node_rate(links) if first.is_assured else None
+    words = "the adapters of a node"
     if node is None:
         if links.pcie is None:
             return None
         node = first.local * links.pcie.value * _PAYLOAD
+        slots = f"the {first.local} PCIe slots of a node"
+        words = f"{slots} ({write_rate(links.pcie.value)} each, 512 of 536 bytes are data)"
     share = (first.nodes - 1) / first.nodes
+    busbw = node
     if operation == "all_reduce":
-        return node * factor
+        busbw = node * factor
     if operation in ("all_gather", "reduce_scatter", "scatter", "gather"):
-        return node * factor / share
+        busbw = node * factor / share
     if operation == "all_to_all":
-        return node * factor / share / first.local
-    return node
+        busbw = node * factor / share / first.local
+    return Limit(busbw, words)
 
 
-def _limit_node(candidate: Candidate, operation: str, factor: float) -> float | None:
+def _limit_node(candidate: Candidate, operation: str, factor: float) -> Limit | None:
     """The limit within one node, see `find_limit`."""
     links = candidate.links
     if links.nvlink is not None:
         may_reduce = operation == "all_reduce" and links.multicast is not False
-        return links.nvlink.value * (factor if may_reduce else 1.0)
+        busbw = links.nvlink.value * (factor if may_reduce else 1.0)
+        return Limit(busbw, f"links of {write_rate(links.nvlink.value)} between the GPUs")
     if links.pcie is None or candidate.ranks <= BOARD:
         return None  # up to four cards may have bridges of NVLink
-    return links.pcie.value
+    return Limit(links.pcie.value, f"PCIe slots of {write_rate(links.pcie.value)}")

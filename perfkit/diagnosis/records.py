@@ -133,6 +133,8 @@ class Expectation:
         Ends of its 80 % interval [B/s].
     limit : float or None
         Bus bandwidth that no run on these links can exceed; None where it is unknown [B/s].
+    limit_links : str
+        The links that bound it, in words with their rates; empty where it is unknown.
     limited_by : str
         The link that bounds the bandwidth, in words.
     source : str
@@ -153,6 +155,7 @@ class Expectation:
     busbw_low: float | None = None
     busbw_high: float | None = None
     limit: float | None = None
+    limit_links: str = ""
     limited_by: str = ""
     source: str = ""
     notes: tuple[str, ...] = ()

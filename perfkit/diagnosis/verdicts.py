@@ -9,7 +9,7 @@ import polars as pl
 
 from perfkit.diagnosis.candidates import BYTES, OF_PAIRS, Candidate, find_candidates
 from perfkit.diagnosis.expectations import INTERVAL, REACHED, SLOW, Band, price
-from perfkit.diagnosis.limits import find_limit, find_line
+from perfkit.diagnosis.limits import Limit, find_limit, find_line
 from perfkit.diagnosis.models import Model
 from perfkit.diagnosis.networks import ONE_MISSING
 from perfkit.diagnosis.records import Case, Expectation, Links, Range, Verdict, Word
@@ -365,7 +365,7 @@ def _judge_rows(
     sizes: Array,
     chosen: _Chosen,
     lost: Array,
-    limit: float | None,
+    limit: Limit | None,
     line: float | None,
     factor: float,
 ) -> pl.DataFrame:
@@ -392,7 +392,7 @@ def _judge_rows(
         array[with_loss] = np.where(better, moved * np.exp(change * BYTES), array[with_loss])
     words = []
     for place, time, bandwidth in zip(places, seconds, busbw, strict=True):
-        if limit is not None and bandwidth > _ABOVE * limit:
+        if limit is not None and bandwidth > _ABOVE * limit.busbw:
             words.append(Word.TOO_GOOD)
         elif lost[place] > 0 or time > slow[place]:
             words.append(Word.SLOW)
@@ -564,13 +564,15 @@ def _describe(
     chosen: _Chosen,
     sizes: Array,
     factor: float,
-    limit: float | None,
+    limit: Limit | None,
     operation: str,
 ) -> Expectation:
     """What was expected of a run."""
     notes = [chosen.note] if chosen.note else []
     links = candidates[0].links if candidates else Links()
-    plain = Expectation(system.device, None, system.local, links, limit=limit, notes=tuple(notes))
+    plain = Expectation(system.device, None, system.local, links, notes=tuple(notes))
+    if limit is not None:
+        plain = replace(plain, limit=limit.busbw, limit_links=limit.links)
     if chosen.shown is None:
         return plain
     shown = chosen.shown
