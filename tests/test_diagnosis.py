@@ -558,3 +558,12 @@ def test_sockets_on_ec2_miss_the_plugin_of_efa(tmp_path: Path) -> None:
     assert headlines[0].startswith("slow")
     assert "because the plugin of EFA (aws-ofi-nccl) is missing" in headlines[0]
     assert headlines[1].startswith("not enough to say")
+
+
+def test_a_range_that_is_too_good_from_a_size_on_is_split_there(tmp_path: Path) -> None:
+    """An all_gather on A100 at 400 GB/s, where NVLink carries 300."""
+    curve = follow(10e-6, 400e9, "all_gather", 8)
+    log = write_run(tmp_path / "run.log", curve, device=A100, program="all_gather_perf")
+    table = pk.diagnose(log).table().filter(pl.col("sizes") != Range.LATENCY.value)
+    assert table["sizes"].to_list() == ["middle", "middle", "bandwidth"]
+    assert table["verdict"].to_list() == ["as expected", "too good", "too good"]

@@ -344,6 +344,8 @@ def explain_unknown(system: System, operation: str, given: Model | None) -> str:
         In one clause, with the next step.
     """
     name = "name a platform, such as h100-sxm-8x4"
+    if system.nodes == 1:
+        name = "name a platform, such as h100-sxm-8"
     if system.ranks < 2:
         return ONE_RANK
     if operation not in OPERATIONS:

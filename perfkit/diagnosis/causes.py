@@ -11,7 +11,7 @@ from dataclasses import replace
 import polars as pl
 
 from perfkit.diagnosis import causes_adapters, causes_curve, causes_node, causes_run, causes_sockets
-from perfkit.diagnosis.records import Case, Cause, Certainty, Range, Word
+from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
 
 Signature = Callable[[Case], Cause | None]
 
@@ -89,7 +89,18 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
             unknown = causes_run.explain_unknown(case, word)
             if unknown is not None:
                 causes.append(unknown)
-    return (*alarms, *causes, *_note_facts(case), *_ask(case, REMARKS))
+    return (*alarms, *_drop_repeated(causes), *_note_facts(case), *_ask(case, REMARKS))
+
+
+def _drop_repeated(causes: Sequence[Cause]) -> list[Cause]:
+    """Leave out what says nothing new: its evidence is that of a surer cause."""
+    told: set[Evidence] = set()
+    kept = []
+    for cause in causes:
+        if not cause.evidence or not told.issuperset(cause.evidence):
+            kept.append(cause)
+        told.update(cause.evidence)
+    return kept
 
 
 def _ask(case: Case, signatures: Sequence[Signature]) -> list[Cause]:

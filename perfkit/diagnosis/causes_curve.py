@@ -304,15 +304,12 @@ def find_high_startup(case: Case) -> Cause | None:
         evidence.append(Evidence(f"the links are not it: {text}", case.file, int(curve.lines[-1])))
     settings = list_settings(case, Effect.SLOW_HOST, Effect.FORCED)
     evidence += quote_settings(case, settings)
-    sentence = (
-        "a constant time is added to every operation, outside of the links: the host, its processor or the "
-        "virtual machine; not enough to say which"
-    )
+    sentence = "the host adds a constant time everywhere; not enough to say which part"
     advice = []
     options = take_facts(case).options
     if settings:
         names = join_names(f"{each.name}={each.value}" for each in settings)
-        sentence = f"a constant time is added to every operation; {names} may do that"
+        sentence = f"the host adds a constant time to every operation; {names} may do that"
         advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
     elif options is not None and (options.warmup == 0 or options.iterations < _FEW_ITERATIONS):
         text = f"{options.warmup} iterations to warm up, {options.iterations} that are timed"

@@ -212,11 +212,16 @@ def _guess_host_memory(case: Case) -> Cause | None:
             Certainty.POSSIBLE,
         )
     device = case.expectation.device or ""
-    evidence.insert(0, Evidence(f"{device}: its driver gives no peer access over PCIe", case.file))
+    evidence.insert(
+        0,
+        Evidence(
+            f"{device}: its driver gives no peer access over PCIe, so some of the loss is its nature",
+            case.file,
+        ),
+    )
     return Cause(
         "host memory",
-        "data between GPUs pass through the memory of the host: GeForce cards have no peer access. Some "
-        "of the loss is the nature of these cards",
+        "data between GPUs pass through the memory of the host, as GeForce cards have no peer access",
         tuple(evidence),
         (*_HOST_ADVICE[:3], *_HOST_ADVICE[4:]),
         (
@@ -341,8 +346,7 @@ def find_part_of_links(case: Case) -> Cause | None:
     ]
     return Cause(
         "part of the links",
-        "links between the GPUs give a part of their rate: some may be down, or one GPU is slower than the "
-        "others",
+        "links between the GPUs give a part of their rate: some may be down, or one GPU is slow",
         tuple(evidence),
         (
             "nvidia-smi nvlink -s and -e (AMD: amd-smi xgmi) on all GPUs: are all links up, at one rate, "
@@ -477,7 +481,7 @@ def find_no_nvlink_sharp(case: Case) -> Cause | None:
         certainty = Certainty.POSSIBLE  # boards of four GPUs have no switch
     return Cause(
         "NVLink SHARP off",
-        "NVLink SHARP is not used: rings carry the all_reduce, where the switches could reduce it",
+        "NVLink SHARP is not used: rings carry the all_reduce",
         tuple(evidence),
         (
             "systemctl status nvidia-fabricmanager, and nvidia-smi -q | grep -A 2 Fabric: State Completed, "
@@ -564,7 +568,10 @@ def find_few_channels(case: Case) -> Cause | None:
     evidence = [Evidence(text, case.file, line), describe_plateau(case, plateau)]
     evidence += quote_settings(case, settings)
     advice = ["set NCCL_MIN_NCHANNELS to 16 or 32 and compare"]
+    reason = ""
     if settings:
+        texts = dict.fromkeys(f"{setting.name}={setting.value}" for setting in settings)
+        reason = f", because of {join_names(texts)}"
         names = join_names(dict.fromkeys(setting.name for setting in settings))
         advice.insert(0, f"unset {names}")
     advice.append(
@@ -572,7 +579,7 @@ def find_few_channels(case: Case) -> Cause | None:
     )
     return Cause(
         "few channels",
-        f"{count} channels are too few for these links",
+        f"{count} channels are too few for these links{reason}",
         tuple(evidence),
         tuple(advice),
         ("uccl-project/uccl#205", "NVIDIA/nccl#1649"),

@@ -506,6 +506,7 @@ def _say_run(finding: Finding) -> str:
         return text
     if finding.word is Word.LOW:
         largest = case.verdicts[-1]
+        text = f"{case.operation} {_say_measured(largest)}"
         return f"{text} where {_say_expected(largest)} are expected; some healthy runs are as low"
     return f"{text}; {finding.reason}" if finding.reason else text
 

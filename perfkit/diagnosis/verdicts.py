@@ -449,9 +449,11 @@ def _judge_ranges(case: Case) -> tuple[Verdict, ...]:
     return tuple(verdicts)
 
 
-def _find_slow_sizes(rows: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes, ascending [B], and whether half of the rows of each are slow."""
-    is_slow = (pl.col("verdict") == Word.SLOW.value).mean() >= 0.5
+def _find_slow_sizes(
+    rows: pl.DataFrame, words: Sequence[Word] = (Word.SLOW,)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes, ascending [B], and whether half of the rows of each have one of these verdicts."""
+    is_slow = pl.col("verdict").is_in([word.value for word in words]).mean() >= 0.5
     by_size = rows.group_by("nbytes").agg(is_slow.alias("slow")).sort("nbytes")
     return by_size["nbytes"].to_numpy(), by_size["slow"].to_numpy()
 
@@ -477,10 +479,10 @@ def find_first_slow(rows: pl.DataFrame) -> int | None:
 
 
 def _split_where_slow(rows: pl.DataFrame, first_slow: int | None) -> list[pl.DataFrame]:
-    """Rows of a range in two parts where they are slow up to a size, or from a size on; in one part
+    """Rows of a range in two parts where they are slow or too good up to a size, or from a size on; in one part
     where they are not. A single slow size may be noise, so each part has two sizes or more, unless all
     larger sizes of the run are slow, too."""
-    nbytes, slow = _find_slow_sizes(rows)
+    nbytes, slow = _find_slow_sizes(rows, (Word.SLOW, Word.TOO_GOOD))
     changes = np.flatnonzero(slow[1:] != slow[:-1]) + 1
     cut = None
     if len(changes) == 1 and 2 <= changes[0] <= len(slow) - 2:
