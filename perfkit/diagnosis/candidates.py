@@ -357,7 +357,8 @@ def explain_unknown(system: System, operation: str, given: Model | None) -> str:
     if system.device is None:
         return f"the log names no devices, or several kinds; {name}"
     if system.sheet is None:
-        return f"no datasheet of {escape(system.device, 60)} is known; {name}"
+        device = escape(system.device, 60)
+        return f"no datasheet of {device} is known; name a platform with such links (perfkit platforms)"
     if system.nodes is None:
         return f"the log does not say on how many nodes it ran; {name}"
     if system.local is None:
