@@ -1,11 +1,15 @@
 """Diagnoses with a platform that the user names, and of several logs together."""
 
+import io
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import perfkit as pk
-from tests.logs_of_runs import A100, SIZES, follow, write_run
+from perfkit.__main__ import main
+from perfkit.diagnosis.words import write_rate
+from tests.logs_of_runs import A100, H100, SIZES, follow, write_run
 
 
 def test_a_named_platform_does_not_hide_a_missing_adapter(tmp_path: Path) -> None:
@@ -40,3 +44,80 @@ def test_a_platform_of_another_device_or_of_other_nodes_is_refused(tmp_path: Pat
     assert "the log names 2 nodes of 4 ranks, platform a100-sxm-8 has 1 node of 8" in str(
         pk.diagnose(two, "a100-sxm-8")
     )
+
+
+# -- several logs
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two slow logs of eight A100, one that is faster than NVLink, and a healthy one of eight H100."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for name, rate, device in (
+        ("a", 130e9, A100),
+        ("b", 130e9, A100),
+        ("c", 400e9, A100),
+        ("h", 460e9, H100),
+    ):
+        curve = follow(20e-6, rate, "all_reduce", 8)
+        write_run(logs / f"{name}.log", curve, device=device, sizes=SIZES[-4:])
+    return logs
+
+
+def test_a_headline_counts_each_kind_of_failure(folder: Path) -> None:
+    diagnosis = pk.diagnose(folder)
+    assert diagnosis.headline().startswith("2 of 4 runs slow, 1 too good; c.log: too good: ")
+    assert diagnosis.to_dict()["counts"] == {"slow": 2, "too good": 1, "as expected": 1}
+    text = str(diagnosis)
+    assert "), c.log: " in text  # a cause names its log
+    assert "h.log: expected with 8 NVIDIA H100" in text
+
+
+def test_floors_of_other_devices_stand_apart(folder: Path) -> None:
+    floors = pk.diagnose(folder).thresholds()
+    largest = floors.filter(size_bytes=SIZES[-1])
+    by_system = dict(largest.select("system", "least_busbw_bytes_per_s").rows())
+    assert set(by_system) == {f"one node of 8 {A100}", f"one node of 8 {H100}"}
+    # each alone gives the same floors
+    alone = pk.diagnose(folder / "h.log").thresholds()
+    assert alone.equals(floors.filter(pl.col("system").str.contains("H100")))
+
+
+def test_the_limit_of_slow_runs_is_shown(folder: Path) -> None:
+    diagnosis = pk.diagnose(folder / "a.log")
+    last = diagnosis.table().row(-1, named=True)
+    limit = last["slow_bytes_per_s"]
+    assert limit == pytest.approx(1.75 * 2**33 / last["slow_s"], rel=1e-3)
+    assert last["low_bytes_per_s"] < last["expected_bytes_per_s"] < last["high_bytes_per_s"]
+    assert "slow beyond" in str(diagnosis) and write_rate(limit) in str(diagnosis)
+
+
+def test_a_log_without_floors_is_named_and_a_bad_verdict_keeps_its_exit_code(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = follow(20e-6, 230e9, "all_reduce", 8)
+    log = write_run(folder / "u.log", unknown, device="Acme Accelerator 9", sizes=SIZES[-4:])
+    floors = folder / "floors.csv"
+    assert main(["log", str(folder), "--thresholds", str(floors)]) == 1
+    said = capsys.readouterr().err
+    assert "no floors: u.log, all_reduce: no datasheet of Acme Accelerator 9 is known" in said
+
+    def fall(size: int) -> float:
+        return unknown(size) * (2 if size > SIZES[-3] else 1)
+
+    write_run(log, fall, device="Acme Accelerator 9", sizes=SIZES[-4:])
+    assert main(["log", str(log), "--thresholds", str(floors)]) == 1
+    assert "thresholds are not written: no run has floors" in capsys.readouterr().err
+
+
+def test_the_command_takes_several_logs_and_standard_input(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["log", str(folder / "h.log"), str(folder / "a.log")]) == 1
+    assert capsys.readouterr().out.splitlines()[0].endswith("(a.log; 1 of 2 runs slow)")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((folder / "h.log").read_bytes())))
+    assert main(["log", "-"]) == 0
+    assert capsys.readouterr().out.startswith("as expected: all_reduce")
+    assert main(["log", "-", str(folder / "h.log")]) == 2

@@ -185,6 +185,8 @@ class Verdict:
         Expected time there, and its 80 % interval; None where nothing is expected [s].
     line_share : float or None
         Share of the rate of the link that bounds the operation, see `Case.rows` [-].
+    slow_s : float or None
+        Time there from which on a run is slow; None where it is not known what to expect [s].
     """
 
     operation: str
@@ -199,6 +201,7 @@ class Verdict:
     low_s: float | None = None
     high_s: float | None = None
     line_share: float | None = None
+    slow_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What a diagnosis gives: the answer in one line, a table, causes, a chart and thresholds."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,12 +26,18 @@ from perfkit.models.collectives import OPERATIONS, bus_factor
 #: Most runs that a text shows one by one, and panels of a chart [-].
 _MOST_RUNS = 12
 _MOST_PANELS = 2
+#: Most logs that are named one by one [-].
+_MOST_LOGS = 3
 #: Name of the cause that says that none is known.
 _UNEXPLAINED = "not enough to say"
 #: Runs differ if the slowest of the same size takes so much longer than the fastest [-].
 _DIFFER = 1.1
 #: What is said first: what is wrong, then what is right.
 _ORDER = (Word.WRONG, Word.TOO_GOOD, Word.SLOW, Word.EXPECTED, Word.LOW, Word.UNKNOWN)
+#: What is neither as expected nor slow.
+_LOW = f"{Word.LOW.value}: below the interval of 80 % of healthy runs, not beyond the limit of slow ones, which 1 of 130 passes"
+#: Verdicts that a health check fails for.
+_SICK = frozenset((Word.WRONG.value, Word.TOO_GOOD.value, Word.SLOW.value))
 _CERTAINTIES = {
     Certainty.SEEN: "the log says so",
     Certainty.LIKELY: "likely",
@@ -158,7 +165,9 @@ class Diagnosis(Tabular):
         -------
         frame : polars.DataFrame
             file, operation, ranks, nodes, sizes, from_bytes, to_bytes, at_bytes, measured_s, expected_s,
-            low_s, high_s, busbw_bytes_per_s, expected_bytes_per_s, link_share and verdict.
+            low_s, high_s, slow_s (from which on a run is slow), busbw_bytes_per_s, and the bandwidths of
+            these times, expected_bytes_per_s, low_bytes_per_s, high_bytes_per_s and slow_bytes_per_s;
+            link_share and verdict.
         """
         rows = []
         for finding in self.findings:
@@ -201,12 +210,18 @@ class Diagnosis(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            operation, ranks, nodes [-], size_bytes, longest_s and least_busbw_bytes_per_s: 1 of 130
-            healthy runs is slower. Sizes of the logs for which something is expected.
+            system, expected_with (its network or platform), operation, ranks, nodes [-], size_bytes,
+            longest_s and least_busbw_bytes_per_s: 1 of 130 healthy runs is slower. Sizes of the logs
+            for which something is expected; `list_without_floors` names the other logs.
         """
-        same = ["operation", "ranks", "nodes", "size_bytes"]
+        same = ["system", "expected_with", "operation", "ranks", "nodes", "size_bytes"]
         factors = []
-        rows = self.rows.filter(pl.col("slow_s").is_not_null())
+        frames = []
+        for finding in self.findings:
+            network = pl.lit(finding.case.expectation.system, pl.String)
+            about = (pl.lit(finding.system).alias("system"), network.alias("expected_with"))
+            frames.append(_show_rows(finding.case).with_columns(*about))
+        rows = pl.concat(frames).filter(pl.col("slow_s").is_not_null())
         for operation, ranks in (
             rows.select("operation", "ranks").unique(maintain_order=True).rows()
         ):
@@ -239,7 +254,10 @@ class Diagnosis(Tabular):
             title = f"{finding.case.operation}, {finding.case.file}"
             for row in _show_rows(finding.case).to_dicts():
                 rows.append({"run": title, **row})
-        return measured_against_links(rows)
+        title = "Measured and expected"
+        if len(shown) < len(self.findings):
+            title += f": {len(shown)} of {len(self.findings)} runs, the worst first"
+        return measured_against_links(rows, title=title)
 
     def headline(self) -> str:
         """The answer in one line, see `perfkit.ground.results.Reported.headline`."""
@@ -258,11 +276,26 @@ class Diagnosis(Tabular):
             text += "".join(f"; yet {remark.sentence}" for remark in remarks)
         if len(self.findings) == 1:
             return text
+        counts = self.count_words()
+        sick = {word: count for word, count in counts.items() if word in _SICK}
+        if len(sick) > 1:
+            return f"{_say_counts(sick, len(self.findings))}; {escape(first.case.file, 80)}: {text}"
         same = sum(finding.word is first.word for finding in self.findings)
         files = {finding.case.file for finding in self.findings}
         if first.word in (Word.EXPECTED, Word.UNKNOWN) or len(files) == 1:
             return f"{text} ({same} of {len(self.findings)} runs)"
         return f"{text} ({escape(first.case.file, 80)}; {same} of {len(self.findings)} runs {self.verdict})"
+
+    def count_words(self) -> dict[str, int]:
+        """Count the runs of each verdict.
+
+        Returns
+        -------
+        counts : dict
+            Runs by verdict, the most first [-].
+        """
+        counts = Counter(finding.word.value for finding in self.findings)
+        return dict(counts.most_common())
 
     def _explain(self, finding: Finding) -> list[Cause]:
         """Causes of a run. Where none is known, those of other runs of this operation in the same log."""
@@ -298,8 +331,8 @@ class Diagnosis(Tabular):
             lines.append(f"and {count}; .table() has them all")
         lines += self._describe_spread()
         for cause in self.causes:
-            lines += ["", *describe_cause(cause)]
-        lines += ["", *dict.fromkeys(note for finding in shown for note in _list_notes(finding))]
+            lines += ["", *describe_cause(cause, self._name_logs(cause))]
+        lines += ["", *self._describe_notes(shown)]
         lines += [f"warning: {text}" for text in self.warnings]
         text = "\n".join(lines).rstrip()
         while "\n\n\n" in text:
@@ -318,7 +351,7 @@ class Diagnosis(Tabular):
         yield "By sizes", _tabulate_findings(sorted(self.findings, key=_rank))
         for cause in self.causes:
             head = "Note" if not cause.explains else f"Why ({_CERTAINTIES[cause.certainty]})"
-            yield f"{head}: {cause.sentence}", _tabulate_cause(cause)
+            yield f"{head}{self._name_logs(cause)}: {cause.sentence}", _tabulate_cause(cause)
         spread = self.spread()
         if len(spread):
             yield "Runs beside each other", _tabulate_spread(spread)
@@ -332,7 +365,7 @@ class Diagnosis(Tabular):
         Returns
         -------
         figures : dict
-            verdict, ok, answer, runs, causes and warnings.
+            verdict, ok, counts (runs of each verdict), answer, runs, causes and warnings.
         """
         runs = []
         for finding in self.findings:
@@ -356,11 +389,41 @@ class Diagnosis(Tabular):
         return {
             "verdict": self.verdict,
             "ok": self.ok,
+            "counts": self.count_words(),
             "answer": self.headline(),
             "runs": runs,
             "causes": [_list_cause(cause) for cause in self.causes],
             "warnings": list(self.warnings),
         }
+
+    @cached_property
+    def _logs(self) -> dict[tuple[str, str], list[str]]:
+        """Logs of each cause, by its name and sentence."""
+        logs: dict[tuple[str, str], list[str]] = {}
+        for finding in self.findings:
+            for cause in self._explain(finding):
+                logs.setdefault((cause.name, cause.sentence), []).append(finding.case.file)
+        return logs
+
+    def _name_logs(self, cause: Cause) -> str:
+        """Logs that a cause is of, after a comma; empty where there is one log, or for what logs show
+        beside each other."""
+        if len({finding.case.file for finding in self.findings}) == 1:
+            return ""
+        return _say_logs(self._logs.get((cause.name, cause.sentence), []))
+
+    def _describe_notes(self, shown: Sequence[Finding]) -> list[str]:
+        """Lines on what expectations rest on, each once, with its logs where they are not all."""
+        logs: dict[str, list[str]] = {}
+        for finding in shown:
+            for note in _list_notes(finding):
+                logs.setdefault(note, []).append(finding.case.file)
+        every = {finding.case.file for finding in shown}
+        lines = []
+        for note, files in logs.items():
+            of = "" if set(files) == every else _say_logs(files).removeprefix(", ") + ": "
+            lines.append(f"{of}{note}")
+        return lines
 
     def _describe_spread(self) -> list[str]:
         """Lines on runs of the same operation that differ."""
@@ -391,11 +454,37 @@ _TABLE: dict[str, Any] = {
     "expected_s": pl.Float64,
     "low_s": pl.Float64,
     "high_s": pl.Float64,
+    "slow_s": pl.Float64,
     "busbw_bytes_per_s": pl.Float64,
     "expected_bytes_per_s": pl.Float64,
+    "low_bytes_per_s": pl.Float64,
+    "high_bytes_per_s": pl.Float64,
+    "slow_bytes_per_s": pl.Float64,
     "link_share": pl.Float64,
     "verdict": pl.String,
 }
+
+
+def list_without_floors(diagnosis: Diagnosis) -> list[str]:
+    """List the runs that give no floors of a health check.
+
+    Parameters
+    ----------
+    diagnosis : Diagnosis
+        The diagnosis.
+
+    Returns
+    -------
+    lines : list of str
+        For each such run its log, its operation and why, in words.
+    """
+    lines = []
+    for finding in diagnosis.findings:
+        case = finding.case
+        if case.rows["slow_s"].is_null().all():
+            reason = finding.reason or "it is not known what to expect"
+            lines.append(f"{escape(case.file, 80)}, {case.operation}: {reason}")
+    return list(dict.fromkeys(lines))
 
 
 def _arrange(causes: Sequence[Cause]) -> list[Cause]:
@@ -461,9 +550,6 @@ def _show_rows(case: Case) -> Table:
 
 def _list_verdict(case: Case, verdict: Verdict) -> dict[str, Any]:
     """A verdict as a row of a table."""
-    expected = None
-    if verdict.expected_s:
-        expected = verdict.busbw * verdict.seconds / verdict.expected_s
     return {
         "file": case.file,
         "operation": case.operation,
@@ -477,15 +563,31 @@ def _list_verdict(case: Case, verdict: Verdict) -> dict[str, Any]:
         "expected_s": verdict.expected_s,
         "low_s": verdict.low_s,
         "high_s": verdict.high_s,
+        "slow_s": verdict.slow_s,
         "busbw_bytes_per_s": verdict.busbw,
-        "expected_bytes_per_s": expected,
+        "expected_bytes_per_s": _find_rate(verdict, verdict.expected_s),
+        "low_bytes_per_s": _find_rate(verdict, verdict.high_s),
+        "high_bytes_per_s": _find_rate(verdict, verdict.low_s),
+        "slow_bytes_per_s": _find_rate(verdict, verdict.slow_s),
         "link_share": verdict.line_share,
         "verdict": verdict.word.value,
     }
 
 
+def _find_rate(verdict: Verdict, seconds: float | None) -> float | None:
+    """Bus bandwidth of a time of the size that a verdict names [B/s]; None for no time."""
+    return None if not seconds else verdict.busbw * verdict.seconds / seconds
+
+
 # -- words
 # --------------------------------------------------------------------------------------------------
+
+
+def _say_counts(counts: Mapping[str, int], runs: int) -> str:
+    """How many runs have each verdict, as in ``3 of 4 runs slow, 1 too good``."""
+    parts = [f"{count} {word}" for word, count in counts.items()]
+    word, count = next(iter(counts.items()))
+    return ", ".join([f"{count} of {runs} runs {word}", *parts[1:]])
 
 
 def _say_run(finding: Finding) -> str:
@@ -575,7 +677,9 @@ def _find_first_slow(finding: Finding) -> int | None:
     return find_first_slow(finding.case.rows)
 
 
-_HEADS = ("sizes", "at", "measured", "expected (80 %)", "of the link", "verdict")
+#: A smaller share of a link says nothing: start-ups take the time [-].
+_LEAST_SHARE = 0.01
+_HEADS = ("sizes", "at", "measured", "expected (80 %)", "slow beyond", "of the link", "verdict")
 
 
 def _list_ranges(case: Case) -> list[Sequence[str]]:
@@ -587,12 +691,25 @@ def _list_ranges(case: Case) -> list[Sequence[str]]:
             span += f" to {write_size(verdict.largest)}"
         measured = _say_measured(verdict).rpartition(" at ")[0]
         share = "–"
-        if verdict.line_share is not None and verdict.sizes is not Range.LATENCY:
+        has_share = verdict.line_share is not None and verdict.line_share >= _LEAST_SHARE
+        if has_share and verdict.sizes is not Range.LATENCY:
             share = f"{verdict.line_share:.0%}"
         expected = _say_expected(verdict) or "–"
         size = write_size(verdict.nbytes)
-        rows.append((span, size, measured, expected, share, _say_word(verdict)))
+        limit = _say_limit(verdict) or "–"
+        rows.append((span, size, measured, expected, limit, share, _say_word(verdict)))
     return rows
+
+
+def _say_limit(verdict: Verdict) -> str:
+    """Where slow begins; empty where that is not known, or where a run is slow for another reason."""
+    if verdict.slow_s is None or verdict.low_s is None:
+        return ""
+    if verdict.word is Word.SLOW and verdict.seconds < verdict.slow_s:
+        return ""
+    if verdict.sizes is Range.LATENCY:
+        return write_microseconds(verdict.slow_s)
+    return write_rate(verdict.busbw * verdict.seconds / verdict.slow_s)
 
 
 def _say_word(verdict: Verdict) -> str:
@@ -608,16 +725,29 @@ def _describe_finding(finding: Finding, *, with_file: bool) -> list[str]:
     case = finding.case
     where = f"{escape(case.file, 80)}: " if with_file else ""
     head = f"{where}{case.operation}, {finding.system}"
-    return [head, format_table([_HEADS, *_list_ranges(case)]), ""]
+    lines = [head, format_table([_HEADS, *_list_ranges(case)])]
+    if any(verdict.word is Word.LOW for verdict in case.verdicts):
+        lines.append(_LOW)
+    return [*lines, ""]
 
 
-def describe_cause(cause: Cause) -> list[str]:
+def _say_logs(files: Sequence[str]) -> str:
+    """Names of logs after a comma, of many their number."""
+    names = list(dict.fromkeys(files))
+    if len(names) > _MOST_LOGS:
+        return f", {len(names)} logs"
+    return "".join(f", {escape(name, 80)}" for name in names)
+
+
+def describe_cause(cause: Cause, logs: str = "") -> list[str]:
     """Write a cause in lines.
 
     Parameters
     ----------
     cause : Cause
         The cause.
+    logs : str, optional
+        Names of its logs, each after a comma.
 
     Returns
     -------
@@ -625,7 +755,7 @@ def describe_cause(cause: Cause) -> list[str]:
         Its sentence, evidence, advice and citations.
     """
     head = "note" if not cause.explains else f"why ({_CERTAINTIES[cause.certainty]})"
-    lines = [f"{head}: {cause.sentence}"]
+    lines = [f"{head}{logs}: {cause.sentence}"]
     lines += [f"  seen: {_say_evidence(evidence)}" for evidence in cause.evidence]
     lines += [f"  try: {advice}" for advice in cause.advice]
     if cause.citations:

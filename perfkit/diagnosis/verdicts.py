@@ -502,6 +502,7 @@ def _judge_range(operation: str, sizes: Range, rows: pl.DataFrame) -> Verdict:
         pl.col("expected_s").first(),
         pl.col("low_s").first(),
         pl.col("high_s").first(),
+        pl.col("slow_s").first(),
         pl.col("line_share").median(),
         (pl.col("verdict") == Word.SLOW.value).mean().alias("slow"),
         (pl.col("verdict") == Word.TOO_GOOD.value).mean().alias("too_good"),
@@ -536,6 +537,7 @@ def _judge_range(operation: str, sizes: Range, rows: pl.DataFrame) -> Verdict:
         shown["low_s"],
         shown["high_s"],
         shown["line_share"],
+        shown["slow_s"],
     )
 
 
