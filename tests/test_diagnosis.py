@@ -229,7 +229,7 @@ def test_faster_than_nvlink_without_a_reduction_in_the_switch_is_too_good(tmp_pa
     ("change", "said"),
     [
         ({"device": "Acme Accelerator 9"}, "no datasheet of Acme Accelerator 9"),
-        ({"device": "NVIDIA H100 PCIe"}, "name a platform with such links (perfkit platforms)"),
+        ({"device": "NVIDIA H100 PCIe"}, "name a file of a platform with this device"),
         ({"hosts": ("a", "b"), "program": "sendrecv_perf"}, "pairs reach between nodes"),
         ({"hosts": ("a", "b"), "device": "NVIDIA L40S"}, "nothing is known of all_reduce"),
         ({"local": 4, "device": "AMD Instinct MI300X"}, "links of 4 AMD Instinct MI300X"),

@@ -358,7 +358,7 @@ def explain_unknown(system: System, operation: str, given: Model | None) -> str:
         return f"the log names no devices, or several kinds; {name}"
     if system.sheet is None:
         device = escape(system.device, 60)
-        return f"no datasheet of {device} is known; name a platform with such links (perfkit platforms)"
+        return f"no datasheet of {device} is known; name a file of a platform with this device"
     if system.nodes is None:
         return f"the log does not say on how many nodes it ran; {name}"
     if system.local is None:
