@@ -178,8 +178,8 @@ def set_beside(rng: Rng, folder: Path) -> pk.Deviation:
     low, high = r.interval(0.8)
     if deviation.is_inside != (low <= deviation.measured.seconds <= high):
         raise Nonsense(f"{deviation}")
-    if not 0 <= deviation.share_as_far <= 1:
-        raise Nonsense(f"{deviation.share_as_far} of measurements are as far off")
+    if (deviation.distance <= 1) != deviation.is_inside:
+        raise Nonsense(f"{deviation}: {deviation.distance} half-widths off")
     return deviation
 
 
