@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from perfkit.readers.log_facts import LogFacts
 from perfkit.readers.nccl import LogWarning, list_devices, read_logs
-from perfkit.readers.nccl_facts import LogFacts, write_bus
+from perfkit.readers.nccl_facts import write_bus
 
 HEADER = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong"
 START = (

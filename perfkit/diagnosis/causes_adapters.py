@@ -23,7 +23,7 @@ from perfkit.diagnosis.known_rates import ADAPTER_LINES, Path, find_shares
 from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
 from perfkit.diagnosis.shapes import find_kink
-from perfkit.readers.nccl_facts import Adapter
+from perfkit.readers.log_facts import Adapter
 
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 #: An adapter of which this share of the line or less is used has half its way [-]: ACS sends data

@@ -19,7 +19,7 @@ from perfkit.diagnosis.known_rates import PCIE_LINES, Path, find_shares
 from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
 from perfkit.diagnosis.shapes import find_kink
-from perfkit.readers.nccl_facts import Transport
+from perfkit.readers.log_facts import Transport
 
 #: GeForce cards, whose driver gives no peer access over PCIe: RTX 20 (NVIDIA/nccl-tests#117, a 2080 Ti
 #: has none), 30, 40 (NVIDIA/nccl#1086) and 50 (tinygrad/open-gpu-kernel-modules#29).

@@ -23,7 +23,7 @@ from perfkit.diagnosis.nccl_variables import GUIDE, Effect, find_variables
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
 from perfkit.diagnosis.words import write_rates
 from perfkit.ground.units import format_time
-from perfkit.readers.nccl_facts import Setting, Statement
+from perfkit.readers.log_facts import Setting, Statement
 
 _REMARK = frozenset[Word]()
 _PROCESSES = re.compile(r"(?:^|\s)(?:-np|--np|-n|-c|--ntasks)[ =](\d{1,6})\b")

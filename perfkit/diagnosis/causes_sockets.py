@@ -24,7 +24,7 @@ from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence
 from perfkit.diagnosis.systems import is_on_ec2
 from perfkit.ground.units import escape
-from perfkit.readers.nccl_facts import Adapter
+from perfkit.readers.log_facts import Adapter
 
 #: Interfaces of containers, bridges and the host itself, which lead to no other node or are slow.
 _VIRTUAL = re.compile(

@@ -18,8 +18,8 @@ from perfkit.diagnosis.systems import System, describe_system, find_system
 from perfkit.diagnosis.verdicts import find_too_slow, judge_run
 from perfkit.ground.units import check_type
 from perfkit.platform.gallery import Named, load_platform
+from perfkit.readers.log_facts import LogFacts
 from perfkit.readers.nccl import LogWarning, NcclLogs, read_logs
-from perfkit.readers.nccl_facts import LogFacts
 
 #: A diagnosis that ends sooner shows no line [s].
 _DELAY = 1.0

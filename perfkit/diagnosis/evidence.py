@@ -7,7 +7,7 @@ from typing import Protocol
 from perfkit.diagnosis.nccl_variables import Effect, find_variables
 from perfkit.diagnosis.records import Case, Evidence, Range, Word
 from perfkit.ground.units import format_bytes, format_time
-from perfkit.readers.nccl_facts import LogFacts, Setting
+from perfkit.readers.log_facts import LogFacts, Setting
 
 #: Operations whose bus bandwidth is what a node sends to the others, where rings join the nodes.
 _ALONG_RINGS = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv"}

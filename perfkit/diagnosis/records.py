@@ -9,7 +9,7 @@ from functools import cached_property
 import polars
 
 from perfkit.ground.units import Array
-from perfkit.readers.nccl_facts import LogFacts
+from perfkit.readers.log_facts import LogFacts
 
 
 class Word(StrEnum):
@@ -306,7 +306,7 @@ class Case:
         the share of the link that bounds the operation [-], null where it is unknown; and ``verdict``
         (a `Word`).
     facts : LogFacts or None
-        What the log says besides its tables, of this run, see `perfkit.readers.nccl_facts`; None where it
+        What the log says besides its tables, of this run, see `perfkit.readers.log_facts`; None where it
         says nothing.
     expectation : Expectation
         What its links should give.

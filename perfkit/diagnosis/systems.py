@@ -9,7 +9,7 @@ from perfkit.diagnosis.records import Rate
 from perfkit.ground.units import escape
 from perfkit.platform.datasheets import Datasheet, list_datasheets, read_datasheet
 from perfkit.platform.gallery import find_models, is_same_device
-from perfkit.readers.nccl_facts import LogFacts
+from perfkit.readers.log_facts import LogFacts
 
 #: Generation of PCIe by compute capability of GPUs on boards with NVLink (datasheets of V100, A100, H100
 #: and B200: 32, 64 and 128 GB/s for both ways), and what 16 lanes of it carry, one way: 128 of 130 bits

@@ -7,8 +7,8 @@ Read in this order; each format is told alone:
 
 1. `nccl`: `read_nccl_tests` gives a frame of collectives from logs of nccl-tests and rccl-tests;
    `nccl_tables` finds the printed tables in them (`torn_rows` puts rows together that other lines
-   tear apart), `nccl_json` reads reports, `nccl_facts` what either says besides. `dialects` says
-   which other benchmark wrote a log: `oneccl`, `hccl`, `deepspeed_comm`, `all_reduce_bench`,
+   tear apart), `nccl_json` reads reports, `nccl_facts` what either says besides (records of
+   `log_facts`). `dialects` says which other benchmark wrote a log: `oneccl`, `hccl`, `deepspeed_comm`, `all_reduce_bench`,
    `param_comms`, `osu` and `rccl_files` read those, as rows of `collective_rows`. `rank_bounds` tells
    ranks from bandwidths. `nvbandwidth` reads rates of single links (`LinkRates`).
 2. `kineto`: `read_kineto` gives a `TraceFile`, one frame of events of PyTorch's profiler.

@@ -32,7 +32,8 @@ from perfkit.readers.collective_rows import (
     number_lines,
 )
 from perfkit.readers.dialects import Dialect, find_dialect, holds_dialect, name_foreign
-from perfkit.readers.nccl_facts import LogFacts, Setting, gather_facts, gather_file_facts
+from perfkit.readers.log_facts import LogFacts, Setting
+from perfkit.readers.nccl_facts import gather_facts, gather_file_facts
 from perfkit.readers.nccl_json import holds_report, read_reports
 from perfkit.readers.nccl_tables import (
     ADVICE,

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 from perfkit.ground.units import escape, show
 from perfkit.readers.collective_rows import MisfitError
-from perfkit.readers.nccl_facts import LogFacts, Options, Statement, collect_report
+from perfkit.readers.log_facts import LogFacts, Options, Statement
+from perfkit.readers.nccl_facts import collect_report
 from perfkit.readers.nccl_tables import NAMES, Device, Half, Table
 
 #: Half of the last digit of a bandwidth in a report, and a bit more for rounding [GB/s].

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from perfkit.models.collectives import bus_factor
+from perfkit.readers.log_facts import LogFacts
 from perfkit.readers.nccl import parse_nccl_tests, read_logs, read_nccl_tests
-from perfkit.readers.nccl_facts import LogFacts
 from tests.fuzz.damage import Rng, choose, damage_file
 from tests.fuzz.entries_logs import FOOTER, PREFIXES, Table, check_rows, draw_table, listen
 from tests.fuzz.harness import Entry, Nonsense
