@@ -124,7 +124,7 @@ def test_a_fit_comes_before_the_law_and_the_law_before_its_neighbours() -> None:
     between = price("all_reduce", ranks=4, fits=ends)
     both = [c.pipelined(SIZES, **fit) for fit in ends.values()]
     assert between.time == pytest.approx(np.sqrt(both[0] * both[1]))
-    assert "4 are interpolated between" in between.notes[0]
+    assert "its time on 4 is interpolated between those on" in between.notes[0]
     assert "one all_reduce of 17.2 GB on 4 ranks would help most" in between.notes[0]
 
 
@@ -147,7 +147,8 @@ def test_a_law_beyond_its_ranks_says_so_and_says_nothing_across_nodes() -> None:
     notes = price("all_reduce", fits=INSIDE | {"all_reduce.4.rail": curve(3e-11)}).notes
     # an eighth of the message
     share = "one all_reduce of 2.15 GB on one rank of each of 10 nodes would help most"
-    assert "10 are scaled from 4" in notes[1]
+    fitted = "all_reduce was fitted on one rank of each of 4 nodes"
+    assert f"{fitted}; its time on 10 is scaled from that on 4" in notes[1]
     assert share in notes[1]
 
 
@@ -164,7 +165,7 @@ def test_an_algorithm_scales_by_its_own_rule(way: str, start: float, move: float
     fits = {f"all_reduce.8.{way}".rstrip("."): curve(3e-12)}
     scaled = price("all_reduce", ranks=4, fits=fits, algorithm=way or None)
     assert scaled.spread == pytest.approx(math.hypot(0.06, 0.15))
-    assert "scaled from 8" in scaled.notes[0]
+    assert "scaled from that on 8" in scaled.notes[0]
     assert scaled.time == pytest.approx(c.pipelined(SIZES, alpha=start * 1e-5, beta=move * 3e-12))
 
 

@@ -447,6 +447,10 @@ def test_words_say_what_was_priced(toy: Platform) -> None:
         "sequence 32 on 1 of 8 ranks of h100-sxm-8, bf16 autocast, adamw, eager, flash3 attention: "
         in repr(mixed)
     )
+    both = predict(
+        Transformer.bert(batch=4, dtype="bf16", mixed=True, **TINY), H100, stack="megatron"
+    )
+    assert "h100-sxm-8, bf16 with fp32 masters, adamw, eager, " in repr(both)
     words = prediction.explain()
     assert words.startswith(text)
     assert "at least" in words

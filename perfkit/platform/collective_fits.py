@@ -167,7 +167,10 @@ def _match_nearest(
     near = min(fits, key=lambda count: abs(math.log(count / ranks)))
     octaves = abs(math.log2(ranks / near))
     counts = ", ".join(map(str, sorted(fits)))
-    note = f"{operation} was fitted on {counts} ranks; {ranks} are "
+    where = f"{counts} ranks"
+    if algorithm == "rail":
+        where = f"one rank of each of {counts} nodes"
+    note = f"{operation} was fitted on {where}; its time on {ranks} is "
     on_other_side = [count for count in fits if (count < ranks) != (near < ranks)]
     if not on_other_side:
         scaled = _scale(machine, fits[near], operation, ranks, near, algorithm)
@@ -177,7 +180,7 @@ def _match_nearest(
             (FittedCurve(scaled, ranks),),
             algorithm,
             spread=SIGMA_BEYOND_COUNTS * octaves,
-            note=f"{note}scaled from {near}",
+            note=f"{note}scaled from that on {near}",
         )
     far = min(on_other_side, key=lambda count: abs(count - ranks))
     weight = math.log(ranks / near) / math.log(far / near)
@@ -187,7 +190,7 @@ def _match_nearest(
         (FittedCurve(fits[near], near, 1.0 - weight), FittedCurve(fits[far], far, weight)),
         algorithm,
         spread=SIGMA_BETWEEN_COUNTS * octaves,
-        note=f"{note}interpolated between {near} and {far}",
+        note=f"{note}interpolated between those on {near} and {far}",
     )
 
 

@@ -693,7 +693,10 @@ class Prediction(Tabular):
         time, low, high = map(format_time, (self.time, *self.interval(0.8)))
         dtype = self.workload.dtype
         if getattr(self.workload, "mixed", False):
-            dtype += f" {self.stack.mixed}"
+            way = self.stack.mixed
+            if way == "masters":
+                way = "with fp32 masters"
+            dtype += f" {way}"
         optimizer = getattr(self.workload, "optimizer", "") or getattr(
             self.workload, "updated_by", ""
         )
