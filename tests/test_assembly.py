@@ -693,8 +693,11 @@ def test_products_of_another_collector_are_told(
     frame.with_columns(framework=pl.lit("VLLM")).write_parquet(gemm / "gemm_perf.parquet")
     monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(tmp_path))
     match = "not used are matrix products of collector vllm: only those of sglang are used"
-    with pytest.raises(ValueError, match=match):
-        assemble_sources(kernel_database="h100_sxm")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(ValueError, match=match):
+            assemble_sources("a100-sxm-8", kernel_database="h100_sxm")
+    assert not told  # nothing of it is mixed with the base
     comm = tmp_path / "h100_sxm" / "comm" / "nccl" / "2.99"
     comm.mkdir(parents=True)
     rows = pl.read_parquet(source / "comm" / "nccl" / "2.99" / "nccl_perf.parquet")
@@ -788,6 +791,16 @@ def test_a_log_that_is_not_used_says_the_true_reason(tmp_path: Path) -> None:
         "node, or ranks_per_node; these rows are not used",
         "c.log is not used: perfkit has no model of its operation hypercube",
     ]
+
+
+def test_a_log_that_is_refused_is_not_said_to_be_mixed(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "d.log", "all_reduce", 8, 2, 30 * law("all_reduce", 8))
+    log.write_text(log.read_text(encoding="utf-8").replace("H100", "A100"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(ValueError, match="8 ranks on 2 node"):
+            assemble_sources("h100-sxm-8", nccl_logs=log, ranks_per_node=8)
+    assert not caught
 
 
 def test_measurements_of_a_gpu_are_compared_with_the_base() -> None:

@@ -250,6 +250,16 @@ def test_what_nobody_can_say_is_said_with_its_reason(
     assert not len(diagnosis.thresholds())
 
 
+def test_one_rank_has_times_and_no_bandwidth(tmp_path: Path) -> None:
+    """nccl-tests prints a bus bandwidth of 0 for one rank: 2 (n - 1) / n is 0."""
+    log = write_run(
+        tmp_path / "run.log", lambda nbytes: 4e-6 + nbytes / 0.7e12, local=1, sizes=(1024, 2**26)
+    )
+    diagnosis = pk.diagnose(log)
+    assert "all_reduce 99.9 µs at 64 MiB, 4 µs at 1 KiB" in diagnosis.headline()
+    assert "0 B/s" not in str(diagnosis)
+
+
 def test_a_platform_of_the_user_says_what_the_log_does_not(tmp_path: Path) -> None:
     curve = follow(30e-6, 150e9, "all_reduce", 8)
     log = write_run(tmp_path / "run.log", curve, device="Acme Accelerator 9")

@@ -69,6 +69,8 @@ def test_kernels_of_one_exchange_are_one_collective(tmp_path: Path, annotated: b
     assert drawn["name"].to_list() == ["all_gather", "all_gather"]
     platform = pk.calibrate(traces=paths, base="mi300x-8")
     assert platform.collective_time("all_gather", 2**24, ranks=2) > 60e-6
+    (note,) = platform.collectives["all_gather.2"].notes
+    assert note.startswith("times of mi300x-8: start-up times ")
     graph = trace.graph(0)
     assert [label.kind for label in graph.labels].count("collective") == 1
 

@@ -92,6 +92,15 @@ def test_nodes_come_and_go() -> None:
         assert NODES.collective("all_reduce", 1e9, ranks=16).time > 0
 
 
+def test_a_story_tells_only_what_changed() -> None:
+    assert NODE.with_nodes(1) == NODE
+    assert NODES.with_nodes(4, ranks_per_node=8).provenance == NODES.provenance
+    halves = NODES.with_nodes(4, ranks_per_node=4)
+    assert halves.network.ranks == 16
+    assert halves.provenance["changes"] == "4 nodes instead of 1; 4 ranks a node"
+    assert halves.with_nodes(2).provenance["changes"].endswith("; 2 nodes instead of 4")
+
+
 def test_nodes_without_a_known_link_take_the_adapters_of_the_datasheet() -> None:
     two = ALONE.with_nodes(2)
     inter = two.network.links["inter"]

@@ -405,7 +405,11 @@ def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Coll
         composed = platform.price_collective(
             key.operation, sizes, key.ranks or 1, key.algorithm or None
         )
-        fit = replace(fit_collective(sizes, composed.time), spread=float(np.mean(composed.spread)))
+        fit = replace(
+            fit_collective(sizes, composed.time),
+            spread=float(np.mean(composed.spread)),
+            source=f"times of {platform.name}",
+        )
     numbers = rows.select(pl.col("nbytes", "seconds", "calls").cast(pl.Float64))
     nbytes, seconds, calls = numbers.to_numpy().T
     prior = fit

@@ -95,8 +95,9 @@ def calibrate_traces(
         raise ValueError(
             f"base is {old.name!r}, a CPU; traces tell kernels of GPUs; name one such as h100-sxm-8"
         )
+    platform = fit_trace(trace, old, name or old.name, record=trace.record)
     compare_devices("traces are", names, old)
-    return fit_trace(trace, old, name or old.name, record=trace.record)
+    return platform
 
 
 def fit_trace(

@@ -627,8 +627,9 @@ def _say_wrong(finding: Finding) -> str:
 
 
 def _say_measured(verdict: Verdict) -> str:
-    """The figure of a range of sizes."""
-    if verdict.sizes is Range.LATENCY:
+    """The figure of a range of sizes: a time where start-ups take it, and where one rank has no bus
+    bandwidth."""
+    if verdict.sizes is Range.LATENCY or verdict.busbw == 0.0:
         return f"{write_microseconds(verdict.seconds)} at {write_size(verdict.nbytes)}"
     return f"{write_rate(verdict.busbw)} at {write_size(verdict.nbytes)}"
 

@@ -864,7 +864,7 @@ def assemble_sources(
         sheets = [read_datasheet(sheet).device.name for sheet in _find_sheets(kernel_database)[-1:]]
         stated = kernel_database.upper().replace("_", " ")
         names = sheets or [stated]
-        compare_devices(f"{kernel_database} is", names, platform)
+        base_platform = platform
         if not sheets and not is_same_device(stated, platform.device.name):
             model = min(find_models(stated), default=stated)
             device = replace(platform.device, name=f"{model}, peaks assumed")
@@ -872,6 +872,8 @@ def assemble_sources(
                 platform, name=f"{kernel_database}-{platform.network.ranks_per_node}", device=device
             )
         curves, kernels = fit_database(kernel_database, platform.device, date=date)
+        # only a fit mixes devices: a database without one is refused above
+        compare_devices(f"{kernel_database} is", names, base_platform)
         platform = assemble(platform, collectives=curves, kernels=kernels)
         sources.append(f"{name_database()}, {kernel_database}")
     if nccl_logs is not None:
@@ -956,18 +958,18 @@ def _add_logs(
     even = frame.filter(~pl.col("file").is_in(list(read.unequal)))
     said = {p / n for p, n in even.select("ranks", "nodes").unique().rows() if n and 1 < n < p}
     local = local or (int(min(said)) if len(said) == 1 and min(said) % 1 == 0 else None)
-    platform = (
-        platform.with_nodes(platform.network.nodes, ranks_per_node=local) if local else platform
-    )
+    if local is not None:
+        platform = platform.with_nodes(platform.network.nodes, ranks_per_node=local)
     _compare_logs(read.devices)
     names = sorted(set(chain.from_iterable(read.devices.values())))
-    compare_devices("logs are", names, platform)
     frame = _drop_misplaced(frame, platform.network.ranks_per_node)
     _check_inside(platform, frame)
     found = add_curves(platform, frame, source="nccl-tests", date=date, progress=progress)
     fits = {
         key: fit for key, fit in found.collectives.items() if fit != platform.collectives.get(key)
     }
+    if fits:
+        compare_devices("logs are", names, platform)
     for key, fit in fits.items():
         for note in fit.notes:
             if note.startswith(MISSES):

@@ -71,7 +71,7 @@ def with_nodes(
 ) -> P:
     """More or fewer nodes of the same kind, see `Platform.with_nodes`."""
     nodes = check_positive("nodes", nodes, integer=True)
-    nodes_before = platform.network.nodes
+    stated_nodes = nodes_before = platform.network.nodes
     regions_before = platform.network.regions
     if regions is None:
         regions = regions_before
@@ -83,18 +83,21 @@ def with_nodes(
         if ranks_per_node != platform.network.ranks_per_node:
             platform = _with_ranks_of_node(platform, ranks_per_node)
             nodes_before = 1
-    change = f"{nodes} nodes instead of {nodes_before}"
+    changes = []
+    if nodes != stated_nodes or regions != regions_before:
+        changes.append(f"{nodes} nodes instead of {stated_nodes}")
     name = _name_nodes(platform.name, nodes_before, nodes, regions_before)
     links = platform.network.links
     suffix = ""
     if nodes > 1 and not _knows_nodes(platform):
         links = {**links, "inter": find_adapter(platform.name, platform.device)}
-        change += ", linked by the network adapters of the datasheet"
+        changes.append("linked by the network adapters of the datasheet")
         # a platform of the gallery with this name may know its links better
         suffix = " by datasheet"
     where = f" in {regions} regions" if regions > 1 else ""
     network = replace(platform.network, nodes=nodes, links=links, regions=regions)
-    return derive(platform, name + where + suffix, change + where, network=network)
+    change = ", ".join(changes) + where if changes else ""
+    return derive(platform, name + where + suffix, change, network=network)
 
 
 def _with_ranks_of_node(platform: P, ranks_per_node: int) -> P:
@@ -414,7 +417,9 @@ class _Speeds(NamedTuple):
 
 
 def derive(platform: P, name: str, change: str, **parts: Any) -> P:
-    """Replace parts of a platform, and record the change in its provenance."""
+    """Replace parts of a platform, and record the change in its provenance, unless it is empty."""
+    if not change:
+        return replace(platform, name=name, **parts)
     past = platform.provenance
     changes = "; ".join(filter(None, (past.get("changes"), change)))
     story = {**past, "derived_from": past.get("derived_from", platform.name), "changes": changes}
