@@ -190,6 +190,11 @@ def test_the_workload_of_torchtitan_is_the_published_model() -> None:
     )
     assert log.strategy() == wanted
     assert (log.ranks, log.stack, log.execution) == (16, "torchtitan", "compiled")
+    # sizes are those of the line of arguments, also where no model was published with them
+    small = LLAMA.replace("n_layers=32", "n_layers=6").replace("8B", "debugmodel")
+    small = "\n".join(line for line in small.split("\n") if "total parameters" not in line)
+    sizes = parse_training_log(MESH + small + TRAINER + write_titan(8192)).workload()
+    assert (sizes.layers, sizes.hidden, sizes.vocabulary) == (6, 4096, 128256)
     # without the line of arguments the name is enough
     named = LLAMA.split("\n", 1)[1]
     again = parse_training_log(MESH + named + TRAINER + write_titan(8192)).workload()
@@ -210,7 +215,7 @@ def test_what_is_taken_is_not_said_to_be_stated() -> None:
     log = parse_training_log(MESH + LLAMA + TRAINER + write_titan(8192))
     listed = r"^  (?:stated|not stated, taken): (.*)$"
     stated, taken = re.findall(listed, log.explain(), re.MULTILINE)
-    assert "sequence 8192, tp 2, pp 1" in stated and "zero 3" in stated
+    assert "norm rms, tp 2, pp 1" in stated and "zero 3" in stated
     for words in ("mixed True", "fused True", "optimizer adamw", "dtype bf16"):
         assert words in taken and words not in stated
     # the same fields, each once

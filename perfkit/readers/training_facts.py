@@ -96,7 +96,9 @@ _DEGREE = re.compile(r"(\w+)=(\d{1,7})")
 _TRAINER = re.compile(
     r"local batch size (\d{1,9}), global batch size (\d{1,9})[^\n]{0,60}?, sequence length (\d{1,9})"
 )
-_BUILT = re.compile(r"Building (\S{1,60}) (\S{1,60}) with (?:\w+\()?([^\n]{0,3000})")
+_BUILT = re.compile(
+    r"Building (?!device mesh )(\S{1,60}) (\S{1,60}) with (?:\w+\()?([^\n]{0,3000})"
+)
 _FLAVOUR = re.compile(
     r"Model (\S{1,60}) (\S{1,60}) (?:\[\d+m)?size: ([\d,]{1,30}) total parameters"
 )
