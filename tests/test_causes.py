@@ -669,10 +669,22 @@ def test_a_constant_that_is_added(tmp_path: Path) -> None:
     cause = find(case, "high start-up")
     assert cause.certainty is Certainty.LIKELY
     assert "260 µs for small messages, where 20" in words(cause)
-    assert "the same 240 µs are added up to 8 GiB" in words(cause)
+    # 240 µs are 0.108 of 2.2 ms, which 300 MB take
+    assert "the same 240 µs are added up to 256 MiB" in words(cause)
+    assert "virtual machine" in cause.advice[2]
     assert "234 GB/s at 8 GiB are right" in words(cause)
     assert "not enough to say which" in cause.sentence
     assert names(case) == ["high start-up"]
+
+
+def test_a_constant_ends_at_the_first_size_without_it() -> None:
+    """240 µs are added to 8 B and 1 MiB, none to 4 MiB, and by chance 240 µs again to 16 MiB."""
+    sizes = np.array([8.0, 2**20, 2**22, 2**24])
+    expected = np.array([20e-6, 45e-6, 80e-6, 210e-6])
+    added = np.array([240e-6, 240e-6, 0.0, 240e-6])
+    addition = find_addition(sizes, expected + added, expected)
+    assert addition is not None
+    assert addition.largest_constant == 2**20
 
 
 def test_a_start_up_with_a_reason(tmp_path: Path) -> None:
@@ -991,7 +1003,7 @@ ANSWERS = {
     "09_rtx4090_8": ("host memory", "no peer access", "17% of the 32 GB/s", "topo -p2p r"),
     "10_h100_2x8": ("sockets", "NCCL_IB_DISABLE=1", "23.2 Gb/s", "unset NCCL_IB_DISABLE"),
     "11_h200_8": ("NVLink SHARP off", "rings", "on 8 of 8 GPUs", "fabricmanager"),
-    "12_a100_8_small": ("high start-up", "not enough to say which", "11 times", "governor"),
+    "12_a100_8_small": ("high start-up", "not enough to say which", "11 times", "-G 1"),
     "13_h100_4x8_roce400": ("worse algorithm", "from 128 MiB", "3.2 times", "SUBSYS=TUNING"),
     "14_a100_2x4": ("one machine", "containers", "133 GB/s", "name of the node"),
 }

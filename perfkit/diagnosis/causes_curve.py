@@ -296,6 +296,8 @@ def find_high_startup(case: Case) -> Cause | None:
             f"about the same {format_time(addition.extra)} are added up to "
             f"{write_size(addition.largest_constant)}"
         )
+        if addition.largest_constant < curve.nbytes[-1]:
+            text += "; of larger sizes it is too small a share to be seen, or not the same"
         evidence.append(Evidence(text, case.file))
     is_alone = not is_slow(case, Range.BANDWIDTH)
     bandwidth = case.find(Range.BANDWIDTH)
@@ -319,10 +321,12 @@ def find_high_startup(case: Case) -> Cause | None:
         )
         advice.append("run with -w 5 -n 20, as nccl-tests does by itself")
     advice += [
-        "performance governor and no deep idle states of the processor (cpupower frequency-set -g "
-        "performance, cpupower idle-set -D 2)",
-        "processes bound to enough cores beside their GPU; no other load, no oversubscribed virtual machine",
         "-G 1 replays a CUDA graph: if the time falls, launches by the host are slow",
+        "on a machine of your own: performance governor and no deep idle states of the processor "
+        "(cpupower frequency-set -g performance, cpupower idle-set -D 2)",
+        "in a virtual machine (systemd-detect-virt) the host decides of those: ask who runs it for virtual "
+        "processors pinned to cores of their own, beside the GPUs, and for their idle states (halt polling)",
+        "processes bound to enough cores beside their GPU; no other load",
         "NCCL_DEBUG=INFO: is a protocol off (NCCL_PROTO), is NCCL_DEBUG=TRACE or NCCL_CHECK_POINTERS on?",
     ]
     if case.nodes is not None and case.nodes > 1:

@@ -3,10 +3,13 @@
 They are pure functions of sizes and times. What they mean is said by the signatures of causes.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from perfkit.diagnosis.candidates import BYTES
+from perfkit.diagnosis.expectations import INTERVAL
 from perfkit.ground.units import Array
 
 #: Bandwidth that falls by more than this from a size to the next is a kink [-]: in 26 curves of 13 logs
@@ -195,6 +198,11 @@ def find_late_switch(nbytes: Array, seconds: Array) -> LateSwitch | None:
     )
 
 
+#: Share of an expected time below which an addition cannot be told from an error of the bandwidth: half
+#: of its 80 % interval [-].
+_SEEN = math.exp(INTERVAL * BYTES) - 1
+
+
 @dataclass(frozen=True)
 class Addition:
     """Time that small messages take more than expected.
@@ -206,7 +214,8 @@ class Addition:
     extra : float
         What is added [s].
     largest_constant : int
-        The largest size that has this constant, and not more, added to it [B].
+        The largest size up to which all have this constant added to them, as far as it can be seen: of
+        larger ones it is a smaller share than the bandwidth is known to [B].
     """
 
     measured: float
@@ -247,6 +256,9 @@ def find_addition(nbytes: Array, seconds: Array, expected: Array) -> Addition | 
         return None
     added = seconds - expected
     # within a factor of 1.5, as the expected time of middle sizes is known to about a third
-    is_constant = (added > extra / 1.5) & (added < 1.5 * extra)
-    largest = nbytes[is_constant].max() if is_constant.any() else nbytes[small].max()
+    is_constant = (added > extra / 1.5) & (added < 1.5 * extra) & (extra > _SEEN * expected)
+    last = int(np.flatnonzero(small)[-1])
+    while last + 1 < len(nbytes) and is_constant[last + 1]:
+        last += 1
+    largest = nbytes[last]
     return Addition(measured, usual, extra, int(largest))
