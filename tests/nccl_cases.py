@@ -129,6 +129,7 @@ def make_case(folder: Path, run: Run, usual: Curve, expectation: Expectation) ->
         pl.Series("expected_s", expected),
         pl.Series("low_s", [0.9 * time for time in expected]),
         pl.Series("high_s", [1.1 * time for time in expected]),
+        pl.Series("slow_s", [SLOW * time for time in expected]),
         pl.lit(None, pl.Float64).alias("line_share"),
         pl.Series("verdict", [word.value for word in words]),
     )

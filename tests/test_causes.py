@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 import perfkit as pk
@@ -34,6 +35,7 @@ from perfkit.diagnosis.records import (
     Word,
 )
 from perfkit.diagnosis.shapes import find_addition, find_kink, find_late_switch
+from perfkit.diagnosis.verdicts import judge_ranges
 from perfkit.readers.nccl import read_logs
 from tests.nccl_cases import Curve, Run, follow, make_case, say
 
@@ -128,9 +130,11 @@ def test_an_adapter_is_missing_on_every_node(tmp_path: Path) -> None:
     case = make_hdr(tmp_path, 168 * GB, *(list_adapters(host, seven) for host in FOUR))
     cause = find(case, "missing adapter")
     assert cause.certainty is Certainty.SEEN
-    assert "1 of 8 adapters, mlx5_4, is missing on every node" in cause.sentence
+    assert cause.sentence == "1 of 8 adapters is missing on every node: mlx5_4 is not listed"
     assert "7 × 24 GB/s, what an adapter of 200 Gb/s gives" in words(cause)
-    assert cause.advice[0] == "ibstat mlx5_4"
+    assert cause.advice[0].startswith("ibstat mlx5_4")
+    assert "NCCL_IB_HCA" in cause.advice[1]
+    assert not any("cable" in advice for advice in cause.advice)
     assert cause.evidence[0].line == 37
     assert names(case) == ["missing adapter"]
 
@@ -139,8 +143,9 @@ def test_an_adapter_is_missing_on_one_host(tmp_path: Path) -> None:
     eight = [f"mlx5_{number}" for number in range(8)]
     said = [list_adapters(host, eight[:-1] if host == "oak-3" else eight) for host in FOUR]
     case = make_hdr(tmp_path, 168 * GB, *said)
-    sentence = find(case, "missing adapter").sentence
-    assert "mlx5_7, is missing on oak-3" in sentence
+    cause = find(case, "missing adapter")
+    assert "mlx5_7, is missing on oak-3" in cause.sentence
+    assert "cable" in cause.advice[1]
 
 
 def test_adapters_of_efa_are_counted(tmp_path: Path) -> None:
@@ -226,9 +231,12 @@ def test_what_is_low_is_slow_where_the_log_names_a_cause(tmp_path: Path) -> None
         case = make_hdr(
             tmp_path, 168 * GB, *(list_adapters(host, names_of_adapters) for host in FOUR)
         )
-        low = tuple(replace(verdict, word=Word.LOW) for verdict in case.verdicts)
-        settled = settle(replace(case, verdicts=low))
-        assert {verdict.word for verdict in settled.verdicts} == {word}
+        is_large = pl.col("sizes") == Range.BANDWIDTH.value
+        said = pl.when(is_large).then(pl.lit(Word.LOW.value)).otherwise(pl.lit("as expected"))
+        case = replace(case, rows=case.rows.with_columns(said.alias("verdict")))
+        settled = settle(replace(case, verdicts=judge_ranges(case)))
+        assert [settled.verdicts[0].word, settled.verdicts[-1].word] == [Word.EXPECTED, word]
+        assert set(settled.rows.filter(is_large)["verdict"]) == {word.value}
 
 
 def test_fewer_rails_by_the_rate_alone(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import polars as pl
 
 from perfkit.diagnosis import causes_adapters, causes_curve, causes_node, causes_run, causes_sockets
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
+from perfkit.diagnosis.verdicts import judge_ranges
 
 Signature = Callable[[Case], Cause | None]
 
@@ -128,15 +129,16 @@ def settle(case: Case) -> Case:
     low = {verdict.sizes for verdict in case.verdicts if verdict.word is Word.LOW}
     if not low:
         return case
-    as_slow = []
-    for verdict in case.verdicts:
-        word = Word.SLOW if verdict.word is Word.LOW else verdict.word
-        as_slow.append(replace(verdict, word=word))
     is_low = pl.col("sizes").is_in(low) & (pl.col("verdict") == Word.LOW.value)
     as_slow_rows = case.rows.with_columns(
         pl.when(is_low).then(pl.lit(Word.SLOW.value)).otherwise("verdict").alias("verdict")
     )
-    changed = replace(case, rows=as_slow_rows, verdicts=tuple(as_slow))
+    changed = replace(case, rows=as_slow_rows)
+    as_slow = []
+    for verdict in judge_ranges(changed):
+        word = Word.SLOW if verdict.word is Word.LOW else verdict.word
+        as_slow.append(replace(verdict, word=word))
+    changed = replace(changed, verdicts=tuple(as_slow))
     for cause in _ask(changed, SIGNATURES):
         is_about = bool(cause.sizes & low) and Word.SLOW in cause.explains
         if is_about and cause.certainty is Certainty.SEEN:

@@ -42,7 +42,10 @@ class _Missing(NamedTuple):
     """Adapters that a list should have."""
 
     hosts: tuple[str, ...]  # that lack them
-    names: tuple[str, ...]  # empty where only their number is known
+    names: tuple[str, ...]  # that other hosts list; empty where no host lists them
+    gaps: tuple[
+        str, ...
+    ]  # names left out in a row of numbers, which may be adapters of another use
     fewest: int  # adapters that the poorest host has
     complete: int  # adapters that a host should have
 
@@ -89,7 +92,7 @@ def _find_missing(case: Case, by_host: dict[str, tuple[Adapter, ...]]) -> _Missi
         whole = max(names.values(), key=len)
         poorest = [host for host, count in counts.items() if count < most]
         absent = [name for name in whole if any(name not in names[host] for host in poorest)]
-        return _Missing(tuple(poorest), tuple(absent), fewest, most)
+        return _Missing(tuple(poorest), tuple(absent), (), fewest, most)
     usual = case.expectation.links.adapters
     complete = None
     for count in (None if usual is None else usual.usual, case.expectation.ranks_per_node):
@@ -100,7 +103,7 @@ def _find_missing(case: Case, by_host: dict[str, tuple[Adapter, ...]]) -> _Missi
         return None
     gaps = _find_gaps(next(iter(names.values())))
     absent = gaps if len(gaps) == complete - fewest else []
-    return _Missing(tuple(names), tuple(absent), fewest, complete)
+    return _Missing(tuple(names), (), tuple(absent), fewest, complete)
 
 
 def find_missing_adapter(case: Case) -> Cause | None:
@@ -136,6 +139,9 @@ def find_missing_adapter(case: Case) -> Cause | None:
     if len(missing.hosts) < len(by_host):
         where = f"on {join_names(missing.hosts, most=3)}"
     verb = "is" if lost == 1 else "are"
+    sentence = f"{what} {verb} missing {where}"
+    if missing.gaps:
+        sentence += f": {join_names(missing.gaps)} {verb} not listed"
     first = by_host[missing.hosts[0]]
     listed = join_names(adapter.name for adapter in first)
     evidence = [quote(case, first[0], f"NCCL lists {missing.fewest} adapters: {listed}")]
@@ -155,21 +161,38 @@ def find_missing_adapter(case: Case) -> Cause | None:
     if chosen:
         evidence.append(quote(case, chosen[0], f"NCCL_IB_HCA={chosen[0].value}"))
         advice.append("see whether NCCL_IB_HCA leaves it out on purpose")
-    name = missing.names[0] if missing.names else "each adapter"
-    advice += [
-        f"ibstat {name}" if missing.names else "ibstat on each node: which adapter is not active?",
-        "cable, transceiver and switch port of that rail; the card itself (lspci, dmesg)",
-        "the same test over one rail at a time (NCCL_IB_HCA), which shows a bad one",
-    ]
+    advice += _advise_on_missing(missing, has_others=len(missing.hosts) < len(by_host))
+    advice.append("the same test over one rail at a time (NCCL_IB_HCA), which shows a bad one")
     return Cause(
         "missing adapter",
-        f"{what} {verb} missing {where}",
+        sentence,
         tuple(evidence),
         tuple(advice),
-        ("NVIDIA/nccl-tests#119", "NVIDIA/nccl#652", "NVIDIA/nccl-tests#106"),
+        (
+            "NVIDIA/nccl-tests#119 (the rate of one adapter)",
+            "NVIDIA/nccl#652 (rates of adapters add up)",
+        ),
         Certainty.SEEN,
         sizes=_LARGE_SIZES,
     )
+
+
+def _advise_on_missing(missing: _Missing, *, has_others: bool) -> list[str]:
+    """What to try: the same adapter missing on all nodes speaks for a setting, on some for hardware."""
+    asked = (*missing.names, *missing.gaps)
+    look = "ibstat on each node: which adapter is not active, or set to Ethernet (link layer)?"
+    if asked:
+        look = f"ibstat {asked[0]}: is it active, and its link layer that of the others?"
+    if missing.gaps:
+        look += " One for storage may lie between the others; then it is another that is missing"
+    if has_others:
+        return [look, "cable, transceiver and switch port; the card itself (lspci, dmesg)"]
+    return [
+        look,
+        "all nodes alike: first what may leave it out, NCCL_IB_HCA in the environment, /etc/nccl.conf and "
+        "~/.nccl.conf, and the devices of the container (ls /sys/class/infiniband)",
+        "then the switch of that rail, to which all nodes are joined",
+    ]
 
 
 def _find_missing_of_plugin(case: Case) -> Cause | None:

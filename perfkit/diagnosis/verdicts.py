@@ -171,7 +171,7 @@ def judge_run(
     judged = _judge_rows(rows, sizes, chosen, lost, limit, line, factor)
     expectation = _describe(system, candidates, chosen, sizes, factor, limit, operation)
     case = Case(file, operation, system.ranks, system.nodes, judged, system.facts, expectation, ())
-    return replace(case, verdicts=_judge_ranges(case))
+    return replace(case, verdicts=judge_ranges(case))
 
 
 def _find_medians(rows: pl.DataFrame) -> Array:
@@ -430,8 +430,19 @@ def _name_range(nbytes: int, is_bandwidth: bool) -> Range:
 # --------------------------------------------------------------------------------------------------
 
 
-def _judge_ranges(case: Case) -> tuple[Verdict, ...]:
-    """A verdict for each range of sizes that a run has."""
+def judge_ranges(case: Case) -> tuple[Verdict, ...]:
+    """Judge the ranges of sizes of a run by its rows.
+
+    Parameters
+    ----------
+    case : Case
+        The run, whose rows have their verdicts.
+
+    Returns
+    -------
+    verdicts : tuple of Verdict
+        One for each range that it has, two where a range is split.
+    """
     first_slow = find_first_slow(case.rows)
     is_last_alone = first_slow == case.rows["nbytes"].max()
     verdicts = []
