@@ -121,3 +121,36 @@ def test_the_command_takes_several_logs_and_standard_input(
     assert main(["log", "-"]) == 0
     assert capsys.readouterr().out.startswith("as expected: all_reduce")
     assert main(["log", "-", str(folder / "h.log")]) == 2
+
+
+# -- what is no log
+# --------------------------------------------------------------------------------------------------
+
+
+def test_the_log_of_a_training_run_is_told(tmp_path: Path) -> None:
+    line = (
+        " iteration {0:8d}/     100 | consumed samples: {0:12d} | elapsed time per iteration (ms): 512.3 |"
+        " learning rate: 3.0E-04 | global batch size:   256 |"
+    )
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(line.format(number) for number in range(1, 9)))
+    for source in (log, tmp_path):
+        with pytest.raises(
+            ValueError, match=r"'train\.log' is the log of a training run, which pk"
+        ):
+            pk.diagnose(source)
+
+
+def test_the_text_of_a_log_is_no_name_of_one(folder: Path) -> None:
+    with pytest.raises(ValueError, match="no file has so long a name; if it is the text of a file"):
+        pk.diagnose((folder / "h.log").read_text())
+
+
+def test_a_report_is_no_pdf(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = folder / "verdict.pdf"
+    assert main(["log", str(folder / "h.log"), "--report", str(page)]) == 2
+    said = capsys.readouterr().err
+    assert "a report is an HTML page; name it" in said and "verdict.html" in said
+    assert not page.exists()
+    with pytest.raises(ValueError, match="a report is an HTML page"):
+        pk.report(pk.diagnose(folder / "h.log"), path=page)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfkit.ground.targets import check_target, find_target, write_text
+from perfkit.ground.targets import check_page, check_target, find_target, write_text
 from perfkit.ground.units import escape, format_table, show
 
 
@@ -33,6 +33,8 @@ class OutputFiles:
         options: dict[Path, str] = {}
         if self.json_file != "-":
             self._check_file("json", self.json_file, options)
+        if self.report is not None:
+            check_page("report", self.report)
         self._check_file("report", self.report, options)
         self._check_file("out", self.out, options)
 

@@ -16,13 +16,18 @@ from perfkit.diagnosis.records import Adapters
 from perfkit.diagnosis.result import Diagnosis, Finding
 from perfkit.diagnosis.systems import System, describe_system, find_system
 from perfkit.diagnosis.verdicts import find_too_slow, judge_run
-from perfkit.ground.units import check_type
+from perfkit.ground.files import check_paths
+from perfkit.ground.units import check_type, show
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.readers.log_facts import LogFacts
+from perfkit.readers.log_text import read_text
 from perfkit.readers.nccl import LogWarning, NcclLogs, read_logs
+from perfkit.readers.training_lines import find_step_lines
 
 #: A diagnosis that ends sooner shows no line [s].
 _DELAY = 1.0
+#: Most logs without a table that are looked at for steps of a training run [-].
+_MOST_TRIED = 8
 
 
 def diagnose(
@@ -79,7 +84,7 @@ def diagnose(
     given = None if platform is None else Model(load_platform(platform))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", LogWarning)
-        read = read_logs(logs, partial=partial)
+        read = _read(logs, partial=partial)
     texts = []
     for warning in caught:
         if issubclass(warning.category, LogWarning):
@@ -98,6 +103,33 @@ def diagnose(
             findings.append(_judge(read, facts, rows, system, given, exceeded))
             report((number + 1) / len(runs))
     return Diagnosis(tuple(findings), tuple(dict.fromkeys(texts)))
+
+
+def _read(logs: str | Path | Sequence[str | Path], *, partial: bool) -> NcclLogs:
+    """Read logs; of one that a training run printed say so."""
+    try:
+        return read_logs(logs, partial=partial)
+    except ValueError as error:
+        name = _find_training_log(logs)
+        if name is None:
+            raise
+        advice = f"{show(name, 200)} is the log of a training run, which pk.read_training_log reads"
+        raise ValueError(f"{error}; {advice}") from error
+
+
+def _find_training_log(logs: str | Path | Sequence[str | Path]) -> str | None:
+    """The first log that holds steps of a training run; None where none does."""
+    paths = check_paths("source", logs)
+    if paths[0].is_dir():
+        paths = sorted(paths[0].glob("*.log"))
+    for path in paths[:_MOST_TRIED]:
+        try:
+            text = read_text(path, "name a log")
+        except ValueError:
+            continue
+        if find_step_lines(text, lambda _: None) is not None:
+            return path.name
+    return None
 
 
 def _list_runs(read: NcclLogs) -> list[tuple[LogFacts, pl.DataFrame]]:

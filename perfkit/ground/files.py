@@ -24,6 +24,8 @@ FEW_VALUES = 2_000_000
 #: Bytes at the beginning of a file that tell what it is [B].
 _HEAD = 4096
 _EMPTY = "it is empty"
+#: Longest name of a file or folder that file systems take (NAME_MAX of Linux) [-].
+_LONGEST_NAME = 255
 _UTF_16 = "it is UTF-16 text, as PowerShell writes it; save it as UTF-8"
 #: First bytes of files that are often taken for another, what they are, and the next step.
 _SIGNATURES = (
@@ -183,6 +185,11 @@ def check_path(argument: str, path: Any) -> Path:
         raise ValueError(f"{argument} is ''; it is empty; name a file")
     if "\0" in name:
         raise ValueError(f"{argument} is {show(name, 200)}; no name of a file holds \\x00")
+    if max(map(len, name.split("/"))) > _LONGEST_NAME:
+        raise ValueError(
+            f"{argument} is {show(name, 200)}; no file has so long a name; if it is the text of a "
+            "file, write it to one and name that"
+        )
     return Path(name)
 
 

@@ -21,6 +21,8 @@ _DESCRIPTOR = re.compile(
 )
 #: Longest chain of symbolic links that is followed, as in Linux [-].
 _MOST_LINKS = 40
+#: Endings by which files of other formats than HTML are known.
+_NO_PAGES = (".csv", ".docx", ".json", ".md", ".pdf", ".png", ".svg", ".txt", ".xlsx")
 
 
 class Target(NamedTuple):
@@ -195,6 +197,35 @@ def check_target(argument: str, path: Any, ending: str = "") -> Path:
         )
         raise ValueError(f"{shown}; such files are known by their ending; {advice}")
     return Path(target.name)
+
+
+def check_page(argument: str, path: Any) -> Path:
+    """Check before a computation that a report can be written, as `check_target` does.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for errors.
+    path : str or Path
+        File to write; not with the ending of another format.
+
+    Returns
+    -------
+    path : Path
+        The same name.
+
+    Raises
+    ------
+    ValueError
+        See `check_target`; also for the ending of another format.
+    """
+    target = check_target(argument, path)
+    if target.suffix.lower() in _NO_PAGES:
+        raise ValueError(
+            f"{argument} is {show(str(path), 200)}; a report is an HTML page; name it "
+            f"{show(str(target.with_suffix('.html')), 200)[1:-1]}"
+        )
+    return target
 
 
 def _can_hold_drafts(folder: Path) -> bool:

@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from perfkit.ground.results import Reported
-from perfkit.ground.targets import check_target, write_text
+from perfkit.ground.targets import check_page, write_text
 from perfkit.ground.units import clean, show
 from perfkit.ground.version import __version__
 from perfkit.plots.pictures import PictureError, bundle_script, start_painter
@@ -84,7 +84,7 @@ def report(
     ValueError: results[0] is None; pass what predict, compare, shard, sweep, check, read_trace or calibrate returned
     """
     _check_results(results)
-    target = check_target("path", path)
+    target = check_page("path", path)
     script = _prepare_script()
     shown = show_results(results, with_charts=script is not None)
     _warn_of_faults(shown)
