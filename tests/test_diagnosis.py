@@ -490,8 +490,10 @@ def test_what_is_below_the_interval_and_not_slow_is_called_low(tmp_path: Path) -
     assert set(last["verdict"]) == {"low, not slow"}
     assert diagnosis.verdict == "low, not slow"
     assert diagnosis.ok is None
-    shown = diagnosis.chart().to_json()
+    shown = diagnosis.chart().to_json(indent=None)
     assert '"low, not slow"' in shown
+    assert '"values": [32, 1024, 32768, 1048576, 33554432, 1073741824]' in shown
+    assert "' KiB'" in shown
     assert diagnosis.headline().endswith("are expected; some healthy runs are as low")
 
 

@@ -1,5 +1,6 @@
 """A chart of a diagnosis: measured bus bandwidth beside what is expected."""
 
+import math
 from collections.abc import Sequence
 
 import altair as alt
@@ -19,6 +20,15 @@ _VERDICTS = {
     "too good": (PALETTE[3], "triangle-up"),
     "not enough to say": (PALETTE[6], "square"),
 }
+
+
+#: Doublings between two ticks of an axis that covers so many at most, so that labels do not overlap.
+_DOUBLINGS = ((1, 7), (2, 13), (5, 36))
+#: A Vega expression that writes a size such as ``32 KiB``.
+_SIZE = (
+    "datum.value < 1024 ? datum.value + ' B' : datum.value < 1048576 ? datum.value / 1024 + ' KiB' : "
+    "datum.value < 1073741824 ? datum.value / 1048576 + ' MiB' : datum.value / 1073741824 + ' GiB'"
+)
 
 
 @refuse_misfits(ROWS)
@@ -46,7 +56,7 @@ def measured_against_links(
     sizes = canvas.log_domain(row["size_bytes"] for row in measured)
     columns = ("busbw_bytes_per_s", "expected", "low", "high", "link")
     rates = canvas.log_domain(row.get(column) for row in measured for column in columns)
-    x = canvas.log_axis("size_bytes", "Message size", sizes, "B")
+    x = _draw_sizes(sizes)
     y = canvas.log_axis("busbw_bytes_per_s", "Bus bandwidth", rates, "B/s", alt.Y)
     panels = []
     for run in canvas.unique(row["run"] for row in measured):
@@ -58,6 +68,18 @@ def measured_against_links(
         notes.append("dashed: the link that bounds it")
     heading = alt.Title(title, subtitle="; ".join(notes))
     return HConcatChart(hconcat=panels, title=heading, spacing=30)
+
+
+def _draw_sizes(sizes: canvas.Domain) -> alt.X:
+    """The axis of message sizes, in powers of two as in the table of a diagnosis."""
+    x = canvas.log_axis("size_bytes", "Message size", sizes, "B")
+    doublings = math.log2(sizes.high / sizes.low)
+    every = next((step for step, most in _DOUBLINGS if doublings <= most), 10)
+    powers = range(math.ceil(math.log2(sizes.low)), math.floor(math.log2(sizes.high)) + 1)
+    ticks = [2**power for power in powers if power >= 0 and power % every == 0]
+    if not ticks:
+        return x
+    return x.axis(values=ticks, labelExpr=_SIZE)
 
 
 def _is_drawn(row: Row) -> bool:
