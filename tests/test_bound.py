@@ -11,7 +11,8 @@ from perfkit.sharding.bound import find_lower_bound
 from perfkit.sharding.candidates import list_floors
 from perfkit.sharding.constraints import read_constraints
 from perfkit.sharding.prices import Entries, PricedCurve, find_prices
-from perfkit.sharding.problem import Problem, Resource
+from perfkit.sharding.problem import DEVICE_RESOURCES, Problem, Resource
+from perfkit.sharding.relaxation import Relaxation
 from perfkit.sharding.setup import set_up
 from perfkit.workloads.placement_kinds import KINDS
 from perfkit.workloads.tables import EmbeddingTable, TableSet
@@ -126,6 +127,48 @@ def test_a_rank_with_a_large_table_exchanges_less() -> None:
     blind = find_lower_bound(problem, replace(floors, lightest=None)).time
     least = find_least_time(problem)
     assert blind < bound(problem) <= least
+
+
+def test_rows_that_are_not_pooled_take_no_seconds_of_a_rank_alone() -> None:
+    """A large table on each of two ranks, and a table whose rows are not pooled, split by rows: both
+    ranks exchange half of these rows in seconds that every rank has. The bound was 10 % above that plan."""
+    tables = [EmbeddingTable(1_000_000, 128, pooling) for pooling in (59.0, 26.0)]
+    tables.append(EmbeddingTable(1_000_000, 128, 17.0, pooled=False))
+    only_whole = {*KINDS} - {"table_wise"}
+    problem = set_up_problem(
+        TableSet(tables, batch=65536, embedding="fused"),
+        "local",
+        "h100-sxm-8",
+        2,
+        forbid={0: only_whole, 1: only_whole, 2: only_whole - {"row_wise"}},
+    )
+    least = find_least_time(problem)
+    assert 0.8 * least < bound(problem) <= least
+
+
+def test_one_rank_may_have_the_largest_shards_of_both_passes() -> None:
+    """Rank 0 has a table with more than half of its forward pass and one with more than half of its
+    backward pass. What it exchanges less than rank 1 counts once."""
+    tables = [EmbeddingTable(1000, 128, 60.0), EmbeddingTable(10_000_000, 128, 45.0)]
+    tables += [EmbeddingTable(1000, 128) for _ in range(21)]
+    tables += [EmbeddingTable(10_000_000, 128) for _ in range(44)]
+    problem = set_up_problem(
+        TableSet(tables, batch=65536, embedding="separate", optimizer="adam"),
+        "local",
+        "h100-sxm-8",
+        2,
+        forbid={*KINDS} - {"table_wise"},
+    )
+    whole = problem.find_loads(problem.costs.shards(np.arange(len(tables)), "table_wise").shard)
+    loads = np.array([whole[:2].sum(axis=0), whole[2:].sum(axis=0)])
+    shares = whole[:2, DEVICE_RESOURCES] / loads[0, DEVICE_RESOURCES]
+    assert shares.max(axis=1).min() > 0.5
+    peaks = loads.max(axis=0)
+    relaxation = Relaxation(problem, list_floors(problem))
+    most_seconds = {resource: float(peaks[resource]) for resource in DEVICE_RESOURCES}
+    unused = relaxation._find_unused(float(peaks[Resource.POOLED]), most_seconds).sum()
+    exchanged = loads[:, Resource.POOLED]
+    assert 0 < unused <= (exchanged.max() - exchanged).sum() / 2
 
 
 def test_a_whole_table_fills_a_rank_alone() -> None:

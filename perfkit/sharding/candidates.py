@@ -456,7 +456,15 @@ def _add_floors_of_rows(
         everywhere[tables] = loads.shard
     largest[tables] = loads.shard + loads.hot_row
     floors.add(kind, members & divisible, _FloorsOfTables(average, everywhere, largest))
-    if everywhere.any() or not floors.has_large:
+    if not floors.has_large:
+        return
+    if kind.reduction is Reduction.SUMS_OF_ALL_RANKS:
+        # rows that are not pooled are exchanged, but their seconds are those of every rank
+        unpooled = floors.select(kind.name, divisible & ~is_pooled)
+        without_seconds = floors.lightest[unpooled]
+        without_seconds[:, DEVICE_RESOURCES] = 0.0
+        floors.note_lightest(unpooled, without_seconds)
+    if everywhere.any():
         return
     any_size = floors.select(kind.name, divisible)
     floors.note_lightest(any_size, parts * floors.find_loads(kind.name, any_size).shard)

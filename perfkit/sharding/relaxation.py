@@ -195,16 +195,25 @@ class Relaxation:
         `peak` is the least that the fullest rank exchanges [B], and `most_seconds` the most seconds
         that a rank may have beside those of every rank [s].
         """
-        unused = np.zeros(len(self.average))
         ranks = self.problem.costs.ranks
+        most_unused = np.zeros(len(self.average))
+        all_large = []
         for resource, curve in self.light_curves.items():
             most = most_seconds[resource]
             seconds = self.alone[:, resource]
             # two such shards do not lie on one rank
-            large = np.flatnonzero(self.is_whole & (seconds > most / 2) & (seconds <= most))
-            others = np.interp(most - seconds[large], curve.nbytes, curve.seconds)
-            free = peak - self.average[large, Resource.POOLED] * ranks - others
-            unused[large] = np.maximum(unused[large], free / ranks)
+            is_large = self.is_whole & (seconds > most / 2) & (seconds <= most)
+            others = np.interp(most - seconds[is_large], curve.nbytes, curve.seconds)
+            free = peak - self.average[is_large, Resource.POOLED] * ranks - others
+            most_unused[is_large] = np.maximum(most_unused[is_large], free / ranks)
+            all_large.append(is_large)
+        # but one that is large in the forward pass alone and one that is in the backward pass alone
+        # may, and then their rank counts once: only those large in one of the two are counted
+        unused = np.zeros(len(self.average))
+        for is_large in all_large:
+            of_these = np.where(is_large, most_unused, 0.0)
+            if of_these.sum() > unused.sum():
+                unused = of_these
         return unused
 
     def _find_unused_within(self, limits: Limits) -> Array:
