@@ -22,6 +22,8 @@ _LARGE = 0.2
 #: Most multiples of the grain of pooled rows in a shard; largest number of bytes that is known to the
 #: byte [-, B].
 _MOST_GRAINS, _LARGEST_WHOLE = 64, 2.0**53
+#: What sums of equal work may differ by, relative to it [-].
+_ROUNDING = 1e-9
 
 
 class _Joined(NamedTuple):
@@ -170,12 +172,16 @@ class _CandidateList(_EntriesOfTables):
     shard_load: list[Array] = field(default_factory=list)
     hot_row_load: list[Array] = field(default_factory=list)
 
+    def with_helpful(self, kind: PlacementKind, members: np.ndarray) -> np.ndarray:
+        """These tables, and those that a kind may help although it rarely does."""
+        wanted_units = self.helpful.get(kind.name)
+        if wanted_units is None:
+            return members
+        return np.asarray(members | wanted_units[self.problem.constraints.unit_of_table])
+
     def add(self, kind: PlacementKind, members: np.ndarray, shards: int) -> None:
         """Add placements of a kind into so many shards, for those of these tables that may have
         it."""
-        wanted_units = self.helpful.get(kind.name)
-        if wanted_units is not None:
-            members = members | wanted_units[self.problem.constraints.unit_of_table]
         if kind.splits_rows:
             members = members & fill_blocks(self.rows, shards)
         tables = self.select(kind.name, members)
@@ -213,13 +219,13 @@ def list_candidates(
         elif kind.is_copied:
             # a copy on the only rank is the table itself, with dense gradients
             copied = costs.worth_copying if costs.ranks > 1 else ~everything
-            entries.add(kind, copied, costs.ranks)
+            entries.add(kind, entries.with_helpful(kind, copied), costs.ranks)
         elif costs.ranks == 1:
             continue
         elif kind.splits_columns:
-            _add_column_splits(entries, kind, large)
+            _add_column_splits(entries, kind, entries.with_helpful(kind, large))
         elif kind.splits_rows:
-            entries.add(kind, large, costs.count_parts(kind))
+            entries.add(kind, entries.with_helpful(kind, large), costs.count_parts(kind))
     joined = entries.join()
     return Candidates(
         joined.unit,
@@ -276,6 +282,11 @@ class _FloorList(_EntriesOfTables):
         seconds = self.whole[:, DEVICE_RESOURCES]
         average = seconds.sum(axis=0) / self.problem.costs.ranks
         return bool((seconds > average / 2).any())
+
+    def is_faster(self, average: Array) -> np.ndarray:
+        """Which tables take the average rank less in a pass than where they are whole."""
+        whole = self.whole[:, DEVICE_RESOURCES] / self.problem.costs.ranks
+        return np.asarray((average[:, DEVICE_RESOURCES] < whole * (1 - _ROUNDING)).any(axis=1))
 
     def note_lightest(self, tables: np.ndarray, loads: Array) -> None:
         """Lower the loads of these tables if all of their shards were the lightest."""
@@ -365,8 +376,9 @@ class _FloorsOfTables(NamedTuple):
 def list_floors(problem: Problem) -> Floors:
     """List the least loads of every kind of placement of each unit of tables, for the lower bound.
 
-    Under one kernel of a GPU for all tables, splits of a table only add work, so small ones need no
-    price of their own: only the messages of a split by rows are others.
+    Under one kernel of a GPU for all tables, splits of a table mostly add work. Those of a small one
+    that do have no price of their own: only the messages of a split by rows are others. Those of which
+    more lies in a cache may take less, and are listed with their prices.
     """
     costs = problem.costs
     floors = _FloorList(problem)
@@ -409,7 +421,7 @@ def _add_floors_of_columns(
     ranks, most = floors.problem.costs.ranks, floors.problem.costs.count_parts(kind)
     average = floors.whole / ranks
     largest = np.zeros_like(floors.whole)
-    tables = floors.select(kind.name, priced)
+    tables = floors.select(kind.name, np.ones(len(priced), dtype=bool))
     largest[tables] = floors.whole[tables]
     can_be_split = floors.most_column_shards > 1
     divisible = tables[can_be_split[tables]]
@@ -426,6 +438,7 @@ def _add_floors_of_columns(
         largest[divisible] = np.minimum(largest[divisible], shard)
     nowhere = np.zeros_like(floors.whole)
     floors.note_lightest(divisible, average[divisible] * ranks)
+    members = members | floors.is_faster(average)
     floors.add(kind, members & can_be_split, _FloorsOfTables(average, nowhere, largest))
 
 
@@ -449,12 +462,18 @@ def _add_floors_of_rows(
         average[:, Resource.PARTIAL] = pooled * parts / ranks
         largest[:, Resource.PARTIAL] = pooled
     divisible = floors.rows >= parts
-    tables = floors.select(kind.name, priced & divisible)
-    loads = floors.find_loads(kind.name, tables)
-    average[tables] = (parts * loads.shard + loads.hot_row) / ranks
+    any_size = floors.select(kind.name, divisible)
+    loads = floors.find_loads(kind.name, any_size)
+    average_of_split = average.copy()
+    average_of_split[any_size] = (parts * loads.shard + loads.hot_row) / ranks
+    priced = priced | floors.is_faster(average_of_split)
+    is_priced = priced[any_size]
+    tables = any_size[is_priced]
+    average[tables] = average_of_split[tables]
     if parts == ranks:
-        everywhere[tables] = loads.shard
-    largest[tables] = loads.shard + loads.hot_row
+        everywhere[tables] = loads.shard[is_priced]
+    largest[tables] = (loads.shard + loads.hot_row)[is_priced]
+    members = members | floors.is_faster(average)
     floors.add(kind, members & divisible, _FloorsOfTables(average, everywhere, largest))
     if not floors.has_large:
         return
@@ -466,8 +485,7 @@ def _add_floors_of_rows(
         floors.note_lightest(unpooled, without_seconds)
     if everywhere.any():
         return
-    any_size = floors.select(kind.name, divisible)
-    floors.note_lightest(any_size, parts * floors.find_loads(kind.name, any_size).shard)
+    floors.note_lightest(any_size, parts * loads.shard)
 
 
 def check_memory(problem: Problem, candidates: Candidates) -> None:

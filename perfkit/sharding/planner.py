@@ -640,7 +640,7 @@ def _prepare(problem: Problem) -> _Prepared:
     beyond_device = _find_units_beyond_device(problem)
     helpful = {}
     for kind in PLACEMENT_KINDS:
-        if kind.reduction is not None:
+        if not kind.is_whole:
             helpful[kind.name] = bound.kinds == kind.name
         if kind.splits_rows:
             helpful[kind.name] |= beyond_device
