@@ -10,9 +10,12 @@ import pytest
 
 import perfkit as pk
 from perfkit.__main__ import main
+from perfkit.diagnosis.candidates import advise_platform
 from perfkit.diagnosis.records import Certainty, Range
+from perfkit.diagnosis.systems import find_system
 from perfkit.diagnosis.words import write_size
 from perfkit.ground.files import find_reference
+from perfkit.platform.gallery import is_same_device
 from tests.logs_of_runs import A100, H100, SIZES, follow, write_run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -248,6 +251,43 @@ def test_what_nobody_can_say_is_said_with_its_reason(
     assert diagnosis.verdict == "not enough to say" and diagnosis.ok is None
     assert said in diagnosis.headline()
     assert not len(diagnosis.thresholds())
+
+
+@pytest.mark.parametrize(
+    ("device", "nodes", "local", "advice"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 16, 8, "name a platform, such as a100-sxm-40gb-8x16"),
+        ("AMD Instinct MI300X", 1, 4, "name a platform, such as mi300x-4"),
+        ("NVIDIA L40S", 2, 8, "name a file of a platform with such nodes and their links"),
+        ("NVIDIA H200", None, None, "name a platform, such as h200-sxm-8x4"),
+        ("Acme Accelerator 9", 4, 8, "name a platform, such as h100-sxm-8x4"),
+    ],
+)
+def test_a_platform_that_is_advised_is_of_the_device_and_can_be_loaded(
+    device: str, nodes: int | None, local: int | None, advice: str
+) -> None:
+    system = find_system([device], (nodes or 4) * (local or 8), nodes, local, None)
+    assert advise_platform(system) == advice
+    _, _, name = advice.partition("such as ")
+    if name.endswith(("x4", "x16", "-4")):
+        platform = pk.load_platform(name)
+        assert system.sheet is None or is_same_device(device, platform.device.name)
+
+
+def test_a_run_that_no_network_explains_is_told_a_platform_of_its_own_device(
+    tmp_path: Path,
+) -> None:
+    """16 nodes that are slow up to a size and fast from then on."""
+    hosts = [f"node-{number}" for number in range(16)]
+    log = write_run(
+        tmp_path / "run.log",
+        lambda nbytes: 17.4e-3 if nbytes >= 2**30 else 3e-3 + nbytes / 35e9,
+        device="NVIDIA A100-SXM4-40GB",
+        hosts=hosts,
+        program="all_gather_perf",
+        sizes=[2**power for power in range(10, 31)],
+    )
+    assert "such as a100-sxm-40gb-8x16" in pk.diagnose(log).headline()
 
 
 def test_one_rank_has_times_and_no_bandwidth(tmp_path: Path) -> None:

@@ -326,6 +326,30 @@ def _widen(candidate: Candidate, operation: str) -> Candidate:
     return replace(candidate, starts=_STARTS_OF_PAIRS, bytes_spread=spread)
 
 
+def advise_platform(system: System) -> str:
+    """Advise to name the platform of a run, by a name that this run can take.
+
+    Parameters
+    ----------
+    system : System
+        What the log says.
+
+    Returns
+    -------
+    advice : str
+        In one clause, as in ``name a platform, such as h100-sxm-8x4``.
+    """
+    sheet = system.sheet
+    if sheet is None:
+        return "name a platform, such as h100-sxm-8x4"
+    local = system.local or 8
+    if system.nodes == 1:
+        return f"name a platform, such as {sheet.system}-{local}"
+    if sheet.links.get("NIC") is None:
+        return "name a file of a platform with such nodes and their links"
+    return f"name a platform, such as {sheet.system}-{local}x{system.nodes or 4}"
+
+
 def explain_unknown(system: System, operation: str, given: Model | None) -> str:
     """Say why nothing is expected of a run.
 
@@ -343,9 +367,7 @@ def explain_unknown(system: System, operation: str, given: Model | None) -> str:
     reason : str
         In one clause, with the next step.
     """
-    name = "name a platform, such as h100-sxm-8x4"
-    if system.nodes == 1:
-        name = "name a platform, such as h100-sxm-8"
+    name = advise_platform(system)
     if system.ranks < 2:
         return ONE_RANK
     if operation not in OPERATIONS:

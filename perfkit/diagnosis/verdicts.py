@@ -7,7 +7,13 @@ from enum import Enum
 import numpy as np
 import polars as pl
 
-from perfkit.diagnosis.candidates import BYTES, OF_PAIRS, Candidate, find_candidates
+from perfkit.diagnosis.candidates import (
+    BYTES,
+    OF_PAIRS,
+    Candidate,
+    advise_platform,
+    find_candidates,
+)
 from perfkit.diagnosis.expectations import INTERVAL, REACHED, SLOW, Band, price
 from perfkit.diagnosis.limits import Limit, find_limit, find_line
 from perfkit.diagnosis.models import Model
@@ -160,7 +166,7 @@ def judge_run(
     priced = _price_all(candidates, operation, sizes)
     factor = float(bus_factor(operation, system.ranks)) if operation in OPERATIONS else 1.0
     lost = _find_lost(sizes, factor * sizes / medians)
-    chosen = _choose(priced, sizes, medians, lost, too_slow)
+    chosen = _choose(priced, sizes, medians, lost, too_slow, advise_platform(system))
     chosen = _complete(chosen, operation, sizes, medians, factor)
     limit = find_limit(candidates, operation)
     line = None
@@ -208,8 +214,9 @@ def _choose(
     medians: Array,
     lost: Array,
     too_slow: frozenset[str],
+    advice: str,
 ) -> _Chosen:
-    """Choose what a run is judged by, among all that it may be."""
+    """Choose what a run is judged by, among all that it may be; `advice` is how to name a platform."""
     if not priced:
         return _Chosen(None, ())
     usual = next((each for each in priced if each.candidate.is_default), priced[0])
@@ -244,7 +251,9 @@ def _choose(
     if is_slower and len(priced) > 1:
         note = "less than every published network of such nodes gives"
         return _Chosen(usual, (usual,), is_slow=True, note=note)
-    note = "the log does not say how its nodes are joined; run it with NCCL_DEBUG=INFO, or name a platform, such as h100-sxm-8x4"
+    note = (
+        f"the log does not say how its nodes are joined; run it with NCCL_DEBUG=INFO, or {advice}"
+    )
     if is_named:
         note = "the adapters that NCCL lists do not explain it; name a platform"
     return _Chosen(usual, (), note=note)
