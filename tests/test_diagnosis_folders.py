@@ -154,3 +154,11 @@ def test_a_report_is_no_pdf(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not page.exists()
     with pytest.raises(ValueError, match="a report is an HTML page"):
         pk.report(pk.diagnose(folder / "h.log"), path=page)
+
+
+def test_a_platform_that_fits_no_run_is_no_green_check(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["log", str(folder / "h.log"), "--platform", "a100-sxm-8"]) == 2
+    assert capsys.readouterr().out.startswith("not enough to say: ")
+    assert main(["log", str(folder / "h.log"), "--platform", "h100-sxm-8"]) == 0

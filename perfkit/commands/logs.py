@@ -11,6 +11,7 @@ import perfkit as pk
 from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.outputs import Answer, OutputFiles
+from perfkit.diagnosis.records import Word
 from perfkit.diagnosis.result import Diagnosis, list_without_floors
 from perfkit.ground.results import Table
 from perfkit.ground.targets import write_text
@@ -53,7 +54,8 @@ def log_command(
 ) -> int:
     """Say whether the bandwidth in logs of nccl-tests is normal, and if not, why. - is standard input.
 
-    Exit code 0: as expected, or not enough to say; 1: slow, too good to be true, or wrong results; 2: no log.
+    Exit code 0: as expected, or not enough to say; 1: slow, too good to be true, or wrong results; 2: no log,
+    or a --platform that fits none of them.
     """
     files = OutputFiles(json_file, report, out=thresholds)
     files.check()
@@ -65,7 +67,11 @@ def log_command(
         path = _write_thresholds(diagnosis, thresholds)
         if path is not None and json_file != "-":
             print(f"written to {escape(path, 1000)}")
-    return 1 if diagnosis.ok is False else 0
+    if diagnosis.ok is False:
+        return 1
+    if platform is not None and diagnosis.verdict == Word.UNKNOWN.value:
+        return 2  # a check with a wrong platform would stay green for ever
+    return 0
 
 
 def _diagnose(sources: tuple[str, ...], platform: str | None, *, partial: bool) -> Diagnosis:
