@@ -309,6 +309,7 @@ def test_a_checkpoint_takes_its_bytes_over_the_rate(predicted: pk.Prediction) ->
         ({"interval": 60.0}, "interval is 60.0; it counts with failures alone"),
         ({"mtbf": 3200.0, "checkpoint": 60.0}, "mtbf is that of one rank in seconds"),
         ({"mtbf": 3.2e5, "checkpoint": 60.0, "interval": 1e6}, "take a shorter interval"),
+        ({"mtbf": 1e8, "checkpoint": 60.0, "interval": 1.0}, "take a longer interval"),
         ({"mtbf": 1e8, "checkpoint": 1.0, "epochs": 1e-12}, "the run has 9.16e-05 iterations"),
         ({"jitter": 1.5}, "jitter is 1.5; it must be a number of 0 or more, at most 1"),
         ({"mtbf": 1e8, "checkpoint": -1.0}, "checkpoint is -1.0"),

@@ -445,7 +445,8 @@ def find_goodput(
     Raises
     ------
     ValueError
-        For what is missing or given twice, a run of less than an iteration, and if failures come faster than the job restarts.
+        For what is missing or given twice, a run of less than an iteration, checkpoints that leave no time for
+        training, and if failures come faster than the job restarts.
     """
     iterations = training_hours * _HOUR / prediction.time
     if iterations < _ONE:
@@ -482,6 +483,12 @@ def find_goodput(
     # by logarithms, as the time itself may be too large for a number
     exponent = (pause + segments.length) / job_mtbf
     least = segments.length - stop
+    if least < _LEAST_GOODPUT * segments.length:
+        raise ValueError(
+            f"checkpoint is {format_time(stop)} after each {format_time(least)} of training, which leaves less than "
+            f"{_LEAST_GOODPUT:.0%} of the time for training; take a longer interval, a shorter checkpoint or a "
+            "larger amount"
+        )
     if exponent > -math.log(_LEAST_GOODPUT) or least < _LEAST_GOODPUT * float(
         segment_time(segments.length, mtbf=job_mtbf, restart=pause)
     ):
