@@ -210,7 +210,7 @@ def test_loads_of_a_search_are_those_of_the_price_of_its_plan(
     workload = TableSet(tables, batch=4096, embedding="fused")
     problem = set_up(workload, cluster, 16, None, "iteration", "local")
     names = [str(number) for number in range(7)]
-    problem = replace(problem, constraints=read_constraints(names, 16))
+    problem = replace(problem, constraints=read_constraints(names, 16, min_columns=8))
     everywhere = {name: np.ones(7, dtype=bool) for name in KINDS}
     candidates = list_candidates(problem, everywhere)
     state = State(problem, candidates)
