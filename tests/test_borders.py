@@ -181,11 +181,13 @@ def test_many_heavy_hitters_are_refused(tmp_path: Path) -> None:
 def test_a_folder_of_logs_is_not_the_whole_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perfkit.readers.nccl._MOST_FILES", 5)
+    monkeypatch.setattr("perfkit.readers.log_text._MOST_FILES", 5)
     for number in range(6):
         (tmp_path / f"{number}.txt").touch()
     with refused("holds more than 5 files"):
         read_nccl_tests(tmp_path)
+    with refused("holds more than 5 files"):
+        pk.read_training_logs(tmp_path)
 
 
 def test_a_kept_campaign_that_is_too_large_is_measured_again(tmp_path: Path) -> None:

@@ -133,6 +133,10 @@ def test_a_log_without_ranks_says_what_to_write() -> None:
     assert rows[0] == ("all_reduce", 16, 2, "fp32", "sum", 1048576, 100e-6, False)
     with pytest.raises(ValueError, match="no command names the operation"):
         parse_nccl_tests(f"{command}\n{table}", file="test.log")
+    with pytest.raises(ValueError, match="put its name, and no other one, into the name of the"):
+        parse_nccl_tests(f"{command}\n{table}", file="all_reduce_and_all_gather.log")
+    scattered = parse_nccl_tests(f"{command}\n{table}", file="reduce_scatter.log")
+    assert set(scattered["operation"]) == {"reduce_scatter"}
 
 
 @pytest.mark.parametrize(
@@ -287,6 +291,8 @@ def test_files_of_rccl_tests_and_mscclpp() -> None:
         ("all_gather", 4, None, "bf16", None, 2**20, 100e-6, False),
         ("all_gather", 4, None, "bf16", None, 2**21, 160e-6, True),
     ]
+    for text, dtype in ((RCCL_CSV, "float"), (RCCL_JSON, "bfloat16")):
+        assert {row[3] for row in read(text.replace(dtype, "fp8_e4m3"))} == {"fp8"}  # as in a log
     assert read(MSCCLPP) == [("all_reduce", 16, 2, "unknown", "sum", 2**20, 100e-6, False)]
     with pytest.raises(ValueError, match="does not fit all_gather of 8 ranks"):
         parse_nccl_tests(RCCL_JSON.replace('"gpus":4', '"gpus":8'))

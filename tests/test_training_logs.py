@@ -566,6 +566,26 @@ def test_parameters_of_maxtext() -> None:
     log = parse_training_log(command + PARAMETERS + write(MAXTEXT))
     assert log.workload() == parse_training_log(ARGUMENTS + write(PLAIN_2025)).workload()
     assert log.strategy() == pk.Strategy(tp=2, dp=8, zero=3, checkpoint="full")
+    assert log.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("statement", "note"),
+    [
+        ("opt_type: sgd", "opt_type sgd is priced as adamw"),
+        ("ici_expert_parallelism: 8", "ici_expert_parallelism 8 is not read; give ep"),
+    ],
+)
+def test_parameters_of_maxtext_that_are_not_read_are_named(statement: str, note: str) -> None:
+    usual = "Config param opt_type: adamw\nConfig param ici_expert_parallelism: 1\n"
+    assert parse_training_log(usual + PARAMETERS + write(MAXTEXT)).notes == ()
+    with pytest.warns(TrainingLogWarning, match=note):
+        parse_training_log(f"Config param {statement}\n" + PARAMETERS + write(MAXTEXT))
+
+
+def test_replicas_of_maxtext_without_fsdp_hold_the_whole_model() -> None:
+    axes = "Config param ici_data_parallelism: -1\nConfig param ici_fsdp_parallelism: 1\n"
+    assert parse_training_log(axes + PARAMETERS + write(MAXTEXT)).strategy().zero == 0
 
 
 def test_steps_beside_checkpoints_and_evaluations_do_not_count() -> None:
@@ -669,6 +689,8 @@ def test_files_packed_and_folders(tmp_path: Path) -> None:
         logs = pk.read_training_logs(tmp_path)
     assert [log.name for log in logs] == ["a.log.gz", "b.out"]
     assert [len(log.steps) for log in logs] == [30, 30]
+    (tmp_path / "d.log").write_bytes(write(PLAIN_2025).encode("utf-16-le"))  # without its mark
+    assert len(pk.read_training_log(tmp_path / "d.log").steps) == 30
     assert isinstance(logs[0].table(), pl.DataFrame) and "500 ms an iteration" in repr(logs[0])
 
 

@@ -6,7 +6,6 @@ all_gather counts what a rank has at the end, a reduce_scatter and an all_to_all
 start. Each reader says what its program counts, and with which source.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from perfkit.ground.units import escape, show
-from perfkit.models.collectives import OPERATIONS, bus_factor
-from perfkit.readers.rank_bounds import bound_ranks
+from perfkit.models.collectives import COLLECTIVES, OPERATIONS, bus_factor
+from perfkit.readers.rank_bounds import bound_factors, bound_ranks
 
 #: Columns of a frame of collectives, see `perfkit.readers.nccl.parse_nccl_tests`.
 COLUMNS: dict[str, Any] = {
@@ -64,6 +63,10 @@ _DTYPES = {
     "mpi_char": "int8",
     "mpi_int": "int32",
     "int": "int32",
+    "f8e4m3": "fp8",
+    "f8e5m2": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
 }
 #: perfkit's name of an operation by that of other programs, without marks between words and in small
 #: letters.
@@ -201,6 +204,17 @@ def spell_operation(name: str) -> str | None:
     >>> spell_operation("barrier")
     """
     return _OPERATIONS.get(re.sub(r"[^a-z]", "", name.lower()))
+
+
+def spell_redop(operation: str, name: str = "sum") -> str | None:
+    """The reduction of an operation; None for one that only moves data.
+
+    Examples
+    --------
+    >>> spell_redop("all_reduce", "max"), spell_redop("reduce_scatter"), spell_redop("all_gather")
+    ('max', 'sum', None)
+    """
+    return name if COLLECTIVES[operation].reduces else None
 
 
 def read_launch(line: str) -> Launch | None:
@@ -379,13 +393,13 @@ def find_ranks(operation: str, rates: Sequence[PrintedRates]) -> int | None:
     8
     >>> find_ranks("broadcast", [PrintedRates(100.0, 100.0, 0.005)])
     """
-    low = 0.0
-    high = math.inf
-    for rate in rates:
-        if rate.algbw > 20 * rate.half:
-            low = max(low, (rate.busbw - rate.half) / (rate.algbw + rate.half))
-            high = min(high, (rate.busbw + rate.half) / (rate.algbw - rate.half))
-    fewest, most = bound_ranks(low, high, operation)
+    if not rates:
+        return None
+    algbw = np.array([rate.algbw for rate in rates])
+    busbw = np.array([rate.busbw for rate in rates])
+    half = np.array([rate.half for rate in rates])
+    low, high = bound_factors(algbw, half, busbw, half)
+    fewest, most = bound_ranks(low.max(), high.min(), operation)
     return fewest if fewest == most else None
 
 

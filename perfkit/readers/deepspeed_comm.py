@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from perfkit.models.collectives import COLLECTIVES, bus_factor
+from perfkit.models.collectives import bus_factor
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
     NO_LAUNCH,
@@ -30,6 +30,7 @@ from perfkit.readers.collective_rows import (
     read_seconds,
     read_size,
     spell_operation,
+    spell_redop,
 )
 
 #: Heads of the two tables of a summary, and of a table of a benchmark.
@@ -208,7 +209,7 @@ def _make_row(entry: _Entry, operation: str, ranks: int, launch: Launch) -> Coll
         ranks,
         launch.find_nodes(ranks),
         UNKNOWN_DTYPE,
-        "sum" if COLLECTIVES[operation].reduces else None,
+        spell_redop(operation),
         read_size(entry.line, entry.text, entry.nbytes, times=times),
         read_seconds(entry.line, entry.text, mean, 1e-3),
     )
@@ -310,7 +311,7 @@ def _read_case(case: _Case, launch: Launch) -> CollectiveRow:
         ranks,
         launch.find_nodes(ranks),
         UNKNOWN_DTYPE,
-        "sum" if COLLECTIVES[case.operation].reduces else None,
+        spell_redop(case.operation),
         nbytes,
         seconds,
     )

@@ -10,7 +10,6 @@ the file.
 import re
 from typing import NamedTuple
 
-from perfkit.models.collectives import COLLECTIVES
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
     NO_LAUNCH,
@@ -25,10 +24,21 @@ from perfkit.readers.collective_rows import (
     read_size,
     spell_dtype,
     spell_operation,
+    spell_redop,
 )
 
 #: Head of its tables; the program writes aveg_time, its guide avg_time.
 HEAD = re.compile(r"data_size\(Bytes\):\s*\|\s*ave?g_time\(us\):\s*\|\s*alg_bandwidth\(GB/s\):")
+#: Operations of its programs, the longer of two names first where one is a part of the other.
+_TESTS = (
+    "allreduce",
+    "reducescatter",
+    "allgather",
+    "alltoall",
+    "broadcast",
+    "scatter",
+    "reduce",
+)
 _PROGRAM = re.compile(r"\b(\w+)_test\b(?=[\"']?\s+-)(.*)")
 _OPTION = r"\s(?:-{short}|--{long})[ =]+(\S+)"
 _DTYPE = re.compile(_OPTION.format(short="d", long="datatype"))
@@ -97,20 +107,16 @@ def read_hccl(text: str, file: str) -> Measurements:
 
 
 def _name_test(file: str) -> _Test | None:
-    """The operation in the name of a file, with the options that HCCL Test takes by itself."""
+    """The operation in the name of a file, with the options that HCCL Test takes by itself; None
+    where it names none or several."""
     letters = re.sub(r"[^a-z]", "", file.rsplit("/", 1)[-1].lower())
-    for name in (
-        "allreduce",
-        "reducescatter",
-        "allgather",
-        "alltoall",
-        "broadcast",
-        "scatter",
-        "reduce",
-    ):
+    named = []
+    for name in _TESTS:
         if name in letters:
-            return _Test(spell_operation(name) or "", "fp32", "sum", None)
-    return None
+            named.append(name)
+            letters = letters.replace(name, " ")  # reduce is a part of longer names
+    operation = spell_operation(named[0]) if len(named) == 1 else None
+    return None if operation is None else _Test(operation, "fp32", "sum", None)
 
 
 def _read_test(program: re.Match[str]) -> _Test | None:
@@ -137,8 +143,8 @@ def _make_row(
         raise MisfitError(
             line,
             text,
-            "no command names the operation; put its name into the name of the file, such as "
-            "all_reduce.log",
+            "no command names the operation; put its name, and no other one, into the name of the "
+            "file, such as all_reduce.log",
         )
     if launch.ranks is None:
         raise MisfitError(line, text, NAME_RANKS)
@@ -155,7 +161,7 @@ def _make_row(
         ranks,
         nodes,
         test.dtype,
-        test.redop if COLLECTIVES[test.operation].reduces else None,
+        spell_redop(test.operation, test.redop),
         nbytes,
         seconds,
     )

@@ -4,24 +4,22 @@
 and `_read_table` tells operation and ranks of each, from what the log names or from its figures.
 """
 
-import gzip
 import math
 import os
 import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from perfkit.ground.files import LARGEST_TEXT, check_paths, explain_content, reading
+from perfkit.ground.files import LARGEST_TEXT, check_paths, reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.progress import follow
-from perfkit.ground.units import check_type, escape, format_bytes, show
+from perfkit.ground.units import check_type, escape, show
 from perfkit.models.collectives import COLLECTIVES, OPERATIONS, bus_factor
 from perfkit.readers.collective_rows import (
     COLUMNS,
@@ -30,14 +28,15 @@ from perfkit.readers.collective_rows import (
     Program,
     make_frame,
     number_lines,
+    spell_dtype,
 )
 from perfkit.readers.dialects import Dialect, find_dialect, holds_dialect, name_foreign
 from perfkit.readers.log_facts import LogFacts, Setting
+from perfkit.readers.log_text import COLOURS, has_ending, list_files, read_text
 from perfkit.readers.nccl_facts import gather_facts, gather_file_facts
 from perfkit.readers.nccl_json import holds_report, read_reports
 from perfkit.readers.nccl_tables import (
     ADVICE,
-    COLOURS,
     HEADER,
     NAMES,
     Communicator,
@@ -46,28 +45,16 @@ from perfkit.readers.nccl_tables import (
     find_tables,
     list_lines,
 )
-from perfkit.readers.rank_bounds import bound_ranks
+from perfkit.readers.rank_bounds import bound_factors, bound_ranks
 
 #: Endings of the files of a folder that are taken for logs; others are where a table is in them.
 _SUFFIXES = (".log", ".out", ".txt", ".dat", ".nccl", ".stdout")
-#: Most files of a folder of logs, other ones included [-]; looking at them takes some seconds.
-_MOST_FILES = 50_000
+#: What to name where a file cannot be read.
+_FILE = "name the output of nccl-tests"
 #: Bytes of a file of a folder in which the head of a table is looked for [B].
 _SEARCHED = 2**20
 _REDUCING = {name for name, collective in COLLECTIVES.items() if collective.reduces}
 _ROOTED = {name for name, collective in COLLECTIVES.items() if collective.has_root}
-#: perfkit's name of a number format by that of nccl-tests; others keep theirs.
-_DTYPES = {
-    "float": "fp32",
-    "half": "fp16",
-    "double": "fp64",
-    "bfloat16": "bf16",
-    "char": "int8",
-    "f8e4m3": "fp8",
-    "f8e5m2": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-}
 #: Half of the last printed digit of a time, and a bit more for rounding [s].
 _HALF_DIGIT = 0.00501e-6
 _NCCL_TESTS = Program("nccl-tests")
@@ -151,11 +138,8 @@ def _bound_factor(halves: Sequence[Half]) -> _Bounds:
     rounding = 1e9 * (algbw_half * (seconds + _HALF_DIGIT) + algbw * _HALF_DIGIT)
     contradicts = abs(1e9 * algbw * seconds - nbytes) > 0.05 * nbytes + rounding
     torn = contradicts | ((nbytes == 0) & (algbw > 0))
-    telling = (algbw > 20 * algbw_half) & ~torn
-    low = np.where(telling, (busbw - busbw_half) / (algbw + algbw_half), 0.0)
-    most_busbw = np.where(telling, busbw + busbw_half, np.inf)
-    least_algbw = np.where(telling, algbw - algbw_half, 1.0)
-    return _Bounds(low, most_busbw / least_algbw, torn)
+    low, high = bound_factors(algbw, algbw_half, busbw, busbw_half)
+    return _Bounds(np.where(torn, 0.0, low), np.where(torn, np.inf, high), torn)
 
 
 def _agrees(bounds: _Bounds, operation: str, ranks: int) -> np.ndarray:
@@ -300,7 +284,7 @@ def _read_table(table: Table, file: str) -> _ReadTable:
 def _list_notes(table: Table) -> list[str]:
     """What a reader must know of a table, whatever its operation."""
     notes = []
-    wrong = [half.line for half in table.halves if half.wrong > 0]
+    wrong = table.wrong_lines
     if wrong:
         notes.append(
             f"{len(wrong)} results hold wrong values (the first in {table.place} {wrong[0]}); do not trust them"
@@ -332,7 +316,7 @@ def _make_frame(
             "operation": [operation] * count,
             "ranks": np.full(count, ranks),
             "nodes": [nodes] * count,
-            "dtype": [_DTYPES.get(half.dtype, half.dtype) for half in halves],
+            "dtype": [spell_dtype(half.dtype) for half in halves],
             "redop": [half.redop for half in halves],
             "nbytes": nbytes.astype(np.int64),
             "seconds": seconds,
@@ -645,7 +629,7 @@ def _read_logs(source: str | Path | Sequence[str | Path]) -> list[_Log]:
             )
         name = path.relative_to(folder).as_posix() if folder else path.name
         try:
-            logs.append(_Log(name, _read_file(path)))
+            logs.append(_Log(name, read_text(path, _FILE, most=LARGEST_TEXT)))
         except ValueError as error:
             if len(paths) == 1:
                 raise
@@ -655,16 +639,9 @@ def _read_logs(source: str | Path | Sequence[str | Path]) -> list[_Log]:
 
 def _list_folder(folder: Path) -> list[Path]:
     """Files of a folder that are logs by their ending, or that hold the head of a table."""
-    inside = list(islice(folder.rglob("*"), _MOST_FILES + 1))
-    if len(inside) > _MOST_FILES:
-        raise ValueError(
-            f"{show(str(folder), 200)} holds more than {_MOST_FILES:,} files; name the folder of the logs alone"
-        )
     logs = []
-    for path in sorted(inside):
-        if not path.is_file():
-            continue
-        if Path(path.name.removesuffix(".gz")).suffix in _SUFFIXES or _holds_table(path):
+    for path in list_files(folder):
+        if has_ending(path, _SUFFIXES) or _holds_table(path):
             logs.append(path)
     return logs
 
@@ -682,28 +659,6 @@ def _holds_table(path: Path) -> bool:
     if b'"bus_bw"' in head and holds_report(head.decode("utf-8", "replace")):
         return True
     return holds_dialect(head)
-
-
-def _read_file(path: Path) -> str:
-    """Text of a log: UTF-8, or UTF-16 with its mark, plain or compressed with gzip."""
-    with reading(path, "name the output of nccl-tests", most=LARGEST_TEXT, unpacks=True):
-        data = path.read_bytes()
-        if data.startswith(b"\x1f\x8b"):
-            with gzip.open(path) as file:
-                data = file.read(LARGEST_TEXT + 1)
-            if len(data) > LARGEST_TEXT:
-                limit = format_bytes(LARGEST_TEXT)
-                raise ValueError(f"it unpacks to more than {limit}; name a part of it")
-        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            return data.decode("utf-16", errors="replace")
-        cause = explain_content(data[:4096], path.name)
-        if cause is not None:
-            raise ValueError(cause)
-        if len(data) > 9 and not any(data[1:200:2]):  # UTF-16 without its mark
-            return data.decode("utf-16-le", errors="replace")
-        if len(data) > 9 and not any(data[0:200:2]):
-            return data.decode("utf-16-be", errors="replace")
-        return data.decode("utf-8-sig", errors="replace")
 
 
 def read_logs(

@@ -696,8 +696,7 @@ def gather_facts(
     for run, collector, begin, end in zip(runs, collectors, begins, ends, strict=False):
         collector.add_devices(run.devices)
         collector.add_choices(run)
-        wrong = tuple(half.line for half in run.halves if half.wrong > 0)
-        facts.append(replace(collector.finish(file, begin, end), wrong_lines=wrong))
+        facts.append(replace(collector.finish(file, begin, end), wrong_lines=run.wrong_lines))
     return tuple(facts)
 
 

@@ -96,8 +96,7 @@ def read_reports(text: str, file: str) -> Reports:
         runs.append(table)
         if table.halves:
             found = _read_facts(report.content, table, file, first, number)
-            wrong = tuple(half.line for half in table.halves if half.wrong > 0)
-            facts.append(replace(found, wrong_lines=wrong))
+            facts.append(replace(found, wrong_lines=table.wrong_lines))
         if misfit is not None:
             break
     if not any(run.halves for run in runs) and misfit is None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from perfkit.ground.units import show
 from perfkit.models.collectives import OPERATIONS
 from perfkit.readers.collective_rows import MisfitError
+from perfkit.readers.log_text import COLOURS
 from perfkit.readers.torn_rows import DEVICE, ROW, VALUE, mend_rows
 
 #: perfkit's name of an operation by that of its program, such as alltoall_perf.
@@ -38,7 +39,6 @@ _OLD = (
 
 #: What a line of a log in JSON says, as Docker and others write it.
 _MESSAGE = re.compile(r'"(?:log|message|msg|line|output)"\s*:\s*"((?:[^"\\]|\\.)*)"')
-COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 START = re.compile(r"(?:nThreads?:?\s*(\d{1,9})\s+)?nGpus\S*\s+(\d{1,9})\s.*minBytes")
 _PROGRAM = re.compile(r"Collective test starting: (?:\S*/)?(\w+?)_perf")
 COMMAND = re.compile(r"\b(\w+?)_perf(?:_mpi)?[\"']?\s+-")
@@ -154,6 +154,11 @@ class Table:
     choices: list[PrintedChoice] = field(default_factory=list)
     unread: tuple[str, ...] = ()  # words after the first row that has any that no column names
     stray: list[int] = field(default_factory=list)  # lines of rows after the closing line
+
+    @property
+    def wrong_lines(self) -> tuple[int, ...]:
+        """Lines of rows whose results hold wrong values."""
+        return tuple(half.line for half in self.halves if half.wrong > 0)
 
     def list_hosts(self) -> list[str]:
         """Host of each listed rank; of the first group where NCCL_TESTS_SPLIT made several."""

@@ -202,15 +202,18 @@ def parse_nvbandwidth(text: str, *, file: str = "text") -> LinkRates:
         rows = [row for matrix in matrices for row in _list_rows(matrix)]
     devices: dict[int, str] = {}
     hosts: dict[int, str] = {}
-    for match in filter(None, map(_DEVICE.search, text.splitlines())):
+    for line in text.splitlines():
+        match = _DEVICE.search(line)
+        if match is None:
+            continue
         number = int(match[1] or match[2])
         devices[number] = escape(match[4].strip())
         if match[3]:
             hosts[number] = escape(match[3])
     return LinkRates(
         pl.DataFrame(rows, schema=_SCHEMA, orient="row"),
-        tuple(text for _, text in sorted(devices.items())),
-        tuple(text for _, text in sorted(hosts.items())),
+        tuple(devices[number] for number in sorted(devices)),
+        tuple(hosts[number] for number in sorted(hosts)),
     )
 
 

@@ -11,7 +11,6 @@ import csv
 import re
 from typing import NamedTuple
 
-from perfkit.models.collectives import COLLECTIVES
 from perfkit.readers.collective_rows import (
     NO_LAUNCH,
     CollectiveRow,
@@ -25,6 +24,7 @@ from perfkit.readers.collective_rows import (
     read_size,
     spell_dtype,
     spell_operation,
+    spell_redop,
 )
 
 #: Head of its tables, and of its CSV files.
@@ -116,7 +116,7 @@ def _read_head(line: int, text: str, options: dict[str, str]) -> _Benchmark:
         operation,
         check_ranks(line, text, int(ranks)),
         spell_dtype(options.get("dtype", "float32")),
-        reduction if COLLECTIVES[operation].reduces else None,
+        spell_redop(operation, reduction),
         options.get("inplace") == "1",
     )
 

@@ -9,7 +9,6 @@ No table names the ranks: they are read from the command above it.
 
 import re
 
-from perfkit.models.collectives import COLLECTIVES
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
     NO_LAUNCH,
@@ -24,6 +23,7 @@ from perfkit.readers.collective_rows import (
     read_size,
     spell_dtype,
     spell_operation,
+    spell_redop,
 )
 
 #: Title of a table.
@@ -114,7 +114,7 @@ def _read_row(line: int, text: str, operation: str, dtype: str, launch: Launch) 
         ranks,
         launch.find_nodes(ranks),
         dtype,
-        "sum" if COLLECTIVES[operation].reduces else None,
+        spell_redop(operation),
         read_size(line, text, row[1], times=times),
         read_seconds(line, text, row[2], 1e-6),
     )

@@ -8,7 +8,6 @@ operations but reduce_scatter: the size is that of nccl-tests. The time is the m
 import re
 from typing import NamedTuple
 
-from perfkit.models.collectives import COLLECTIVES
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
     NO_LAUNCH,
@@ -25,6 +24,7 @@ from perfkit.readers.collective_rows import (
     read_size,
     spell_dtype,
     spell_operation,
+    spell_redop,
 )
 
 #: A result, or the head of a table of them.
@@ -120,7 +120,9 @@ def _read_result(line: int, text: str, operation: str, result: re.Match[str]) ->
     figures = _FIGURES.match(result["rest"])
     if figures is None:
         raise MisfitError(line, text, "the row is not complete")
-    p50, _, _, _, _, algbw, busbw = map(float, figures[2].split())
+    times_and_rates = [float(figure) for figure in figures[2].split()]
+    p50 = times_and_rates[0]
+    algbw, busbw = times_and_rates[-2:]
     return _Printed(
         line,
         text,
@@ -156,7 +158,7 @@ def _add_rows(found: Measurements, printed: list[_Printed], launch: Launch) -> N
                 checked,
                 launch.find_nodes(ranks),
                 result.dtype,
-                "sum" if COLLECTIVES[result.operation].reduces else None,
+                spell_redop(result.operation),
                 result.nbytes,
                 result.seconds,
             )

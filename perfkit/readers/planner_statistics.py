@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, reading
 from perfkit.ground.units import escape, show
-from perfkit.readers.nccl_tables import COLOURS
+from perfkit.readers.log_text import COLOURS
 from perfkit.workloads.placement import MOST_RANKS
 
 #: Endings of files of printed statistics.

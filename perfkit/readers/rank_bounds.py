@@ -9,6 +9,8 @@ import numpy as np
 
 from perfkit.models.collectives import OPERATIONS, bus_factor
 
+#: A rate of fewer halves of its last digit says too little of a bus factor [-].
+_LEAST_HALVES = 20
 _COUNTS = np.arange(1, 2**17)  # numbers of ranks that are tried [-]
 
 
@@ -18,6 +20,43 @@ class RankRange(NamedTuple):
 
     fewest: int
     most: float
+
+
+class FactorBounds(NamedTuple):
+    """Bounds of the bus factor of each row, by its printed digits."""
+
+    low: np.ndarray  # 0 for rows that say too little
+    high: np.ndarray  # and infinite
+
+
+def bound_factors(
+    algbw: np.ndarray, algbw_half: np.ndarray, busbw: np.ndarray, busbw_half: np.ndarray
+) -> FactorBounds:
+    """Bound the bus factor, busbw / algbw, by the printed digits of both.
+
+    Parameters
+    ----------
+    algbw, busbw : numpy.ndarray
+        Algorithm and bus bandwidth of each row, all in one unit [-].
+    algbw_half, busbw_half : numpy.ndarray
+        Half of the last printed digit of each, in the same unit [-].
+
+    Returns
+    -------
+    bounds : FactorBounds
+        Bounds of each row [-].
+
+    Examples
+    --------
+    >>> low, high = bound_factors(*np.array([[100.0], [0.5], [175.0], [0.5]]))
+    >>> low.round(3), high.round(3)
+    (array([1.736]), array([1.764]))
+    """
+    telling = algbw > _LEAST_HALVES * algbw_half
+    low = np.where(telling, (busbw - busbw_half) / (algbw + algbw_half), 0.0)
+    most_busbw = np.where(telling, busbw + busbw_half, np.inf)
+    least_algbw = np.where(telling, algbw - algbw_half, 1.0)
+    return FactorBounds(low, most_busbw / least_algbw)
 
 
 def bound_ranks(low: float, high: float, operation: str) -> RankRange:

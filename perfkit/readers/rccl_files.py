@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from perfkit.models.collectives import COLLECTIVES, OPERATIONS, bus_factor
+from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.readers.collective_rows import (
     UNKNOWN_DTYPE,
     CollectiveRow,
@@ -27,6 +27,7 @@ from perfkit.readers.collective_rows import (
     read_size,
     spell_dtype,
     spell_operation,
+    spell_redop,
 )
 
 #: Head of a CSV file of rccl-tests, and a record of a JSON file of it and of mscclpp-test.
@@ -151,7 +152,7 @@ def _add_result(found: Measurements, result: _Result) -> None:
             check_ranks(result.line, result.text, ranks),
             _count_nodes(result),
             spell_dtype(str(result.fields.get("type", UNKNOWN_DTYPE))),
-            redop if COLLECTIVES[operation].reduces else None,
+            spell_redop(operation, redop),
             nbytes,
             seconds,
             in_place=str(result.fields.get("inplace", "0")) == "1",
@@ -185,11 +186,12 @@ def _count_nodes(result: _Result) -> int | None:
 
 def _read_number(result: _Result, name: str) -> float:
     """A number of a record."""
-    value = result.fields.get(name)
+    value = str(result.fields.get(name))
+    misfit = MisfitError(result.line, result.text, f"{name} is no number of 0 or more: {value}")
     try:
-        number = float(str(value))
+        number = float(value)
     except ValueError:
-        number = -1.0
+        raise misfit from None
     if not 0 <= number < 2**62:
-        raise MisfitError(result.line, result.text, f"{name} is no number")
+        raise misfit
     return number

@@ -25,7 +25,7 @@ from perfkit.ground.files import check_path, check_paths
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Sections, Table, Tabular
 from perfkit.ground.units import check_choice, check_positive, escape, format_time, show
-from perfkit.readers.log_text import COLOURS, read_text
+from perfkit.readers.log_text import COLOURS, has_ending, list_files, read_text
 from perfkit.readers.measured_steps import MeasuredStep
 from perfkit.readers.training_facts import find_contradiction, find_facts, find_peak_memory
 from perfkit.readers.training_lines import (
@@ -389,11 +389,7 @@ def read_training_logs(
     files = check_paths("paths", paths)
     if isinstance(paths, str | os.PathLike) and files[0].is_dir():
         folder = files[0]
-        files = [
-            file
-            for file in sorted(folder.rglob("*"))
-            if file.is_file() and Path(file.name.removesuffix(".gz")).suffix in _SUFFIXES
-        ]
+        files = [file for file in list_files(folder) if has_ending(file, _SUFFIXES)]
         if not files:
             raise ValueError(
                 f"{show(str(folder), 200)} holds no {', '.join(_SUFFIXES)} file; name the logs one by one"

@@ -44,7 +44,7 @@ _STATED_BY = {
         *("float8.recipe_name", "quantize.linear.float8.recipe_name"),
     ),
     "mixed": (),
-    "optimizer": ("optimizer",),
+    "optimizer": ("optimizer", "opt_type"),
     "fused": (),
     "tp": (
         *("tensor_model_parallel_size", "model_parallel_size", "ici_tensor_parallelism"),
@@ -62,7 +62,7 @@ _STATED_BY = {
     "zero": (
         *("use_distributed_optimizer", "distributed_optimizer", "zero_stage", "use_torch_fsdp2"),
         *("use_custom_fsdp", "use_megatron_fsdp", "data_parallel", "dp_shard"),
-        "parallelism.data_parallel_shard_degree",
+        *("parallelism.data_parallel_shard_degree", "ici_fsdp_parallelism"),
     ),
     "sequence_parallel": ("sequence_parallel",),
     "overlap": ("overlap_grad_reduce",),
@@ -632,10 +632,25 @@ def _describe_maxtext(stated: Mapping[str, Any]) -> LoggedRun:
     run.strategy |= degrees
     of_model = degrees["tp"] * degrees["pp"] * degrees["cp"]
     if run.ranks and run.ranks % of_model == 0:
-        run.strategy |= {"dp": run.ranks // of_model, "zero": 3}
+        run.strategy |= {"dp": run.ranks // of_model, "zero": _find_maxtext_stage(stated)}
+    experts_apart = _count(stated, "ici_expert_parallelism") or 1
+    if experts_apart > 1:
+        run.notes.append(f"ici_expert_parallelism {experts_apart} is not read; give ep")
+    optimizer = stated.get("opt_type")
+    if optimizer is not None and "adam" not in str(optimizer):
+        run.notes.append(f"opt_type {optimizer} is priced as adamw; give optimizer")
     policy = stated.get("remat_policy")
     if policy == "full":
         run.strategy["checkpoint"] = "full"
     elif policy is not None:
         run.notes.append(f"remat_policy {policy} is not read; give checkpoint")
     return run
+
+
+def _find_maxtext_stage(stated: Mapping[str, Any]) -> int:
+    """Stage of ZeRO: replicas shard the model over the axes of FSDP, which are all of them unless
+    told (MaxText, configs/base.yml: ici_fsdp_parallelism is -1, dcn_fsdp_parallelism 1)."""
+    has_shards = stated.get("ici_fsdp_parallelism", -1) != 1 or (
+        stated.get("dcn_fsdp_parallelism", 1) != 1
+    )
+    return 3 if has_shards else 0
