@@ -12,6 +12,7 @@ import pytest
 import perfkit as pk
 from perfkit.prediction.strategies import price_strategies
 from perfkit.readers.training_logs import TrainingLogWarning, parse_training_log
+from perfkit.readers.training_models import describe_run
 
 PLAIN_2020 = (
     " iteration {n:8d}/     500 | consumed samples: {n:12d} | elapsed time per iteration (ms): {ms:.1f} |"
@@ -581,6 +582,28 @@ def test_parameters_of_maxtext_that_are_not_read_are_named(statement: str, note:
     assert parse_training_log(usual + PARAMETERS + write(MAXTEXT)).notes == ()
     with pytest.warns(TrainingLogWarning, match=note):
         parse_training_log(f"Config param {statement}\n" + PARAMETERS + write(MAXTEXT))
+
+
+def test_parts_of_other_runs_that_are_not_priced_are_named() -> None:
+    offloads = ARGUMENTS.replace("  optimizer ...", "  cpu_offloading .... True\n  optimizer ...")
+    with pytest.warns(TrainingLogWarning, match="cpu_offloading of activations is not priced"):
+        parse_training_log(offloads + write(PLAIN_2025))
+    stated = {"training.seq_len": 8192, "optimizer.name": "Muon"}
+    assert describe_run(stated, "torchtitan").notes == [
+        "optimizer.name Muon is priced as adamw; give optimizer"
+    ]
+    assert describe_run({**stated, "optimizer.name": "AdamW"}, "torchtitan").notes == []
+
+
+def test_arguments_of_readers_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(write(PLAIN_2025))
+    for text in (None, 3, b"iteration"):
+        with pytest.raises(ValueError, match="must be the text of a log, a str; read_training_log"):
+            parse_training_log(text)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="warm_up is -1"):
+        parse_training_log(write(PLAIN_2025), warm_up=-1)
+    with pytest.raises(ValueError, match="warm_up is -1"):
+        pk.read_training_logs(tmp_path, warm_up=-1)
 
 
 def test_replicas_of_maxtext_without_fsdp_hold_the_whole_model() -> None:

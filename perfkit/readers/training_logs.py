@@ -346,7 +346,7 @@ def read_training_log(
     '400 ms an iteration; 40 iterations, 10 skipped'
     """
     check_threads()
-    warm_up = check_positive("warm_up", warm_up, integer=True, zero=True)
+    warm_up = _check_warm_up(warm_up)
     file = check_path("path", path)
     if file.is_dir():
         raise ValueError(
@@ -386,6 +386,7 @@ def read_training_logs(
     TrainingLogWarning
         For each file that is left out, and why.
     """
+    warm_up = _check_warm_up(warm_up)
     files = check_paths("paths", paths)
     if isinstance(paths, str | os.PathLike) and files[0].is_dir():
         folder = files[0]
@@ -438,6 +439,11 @@ def parse_training_log(
     ValueError
         As `read_training_log` does.
     """
+    if not isinstance(text, str):
+        raise ValueError(
+            f"text is {show(text)}; it must be the text of a log, a str; read_training_log takes a file"
+        )
+    warm_up = _check_warm_up(warm_up)
     name = escape(file, 200)
     if "\x1b[" in text:
         text = COLOURS.sub("", text)
@@ -461,6 +467,11 @@ def parse_training_log(
     for text_of_note in notes:
         _warn(f"{name}: {text_of_note}")
     return TrainingLog(name, dialect, steps, dict(facts.stated), run, summary, tuple(notes))
+
+
+def _check_warm_up(warm_up: int) -> int:
+    """Iterations that do not count, checked."""
+    return check_positive("warm_up", warm_up, integer=True, zero=True)
 
 
 def _take_printed_batch(steps: Table, run: LoggedRun, notes: list[str]) -> None:

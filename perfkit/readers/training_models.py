@@ -44,7 +44,7 @@ _STATED_BY = {
         *("float8.recipe_name", "quantize.linear.float8.recipe_name"),
     ),
     "mixed": (),
-    "optimizer": ("optimizer", "opt_type"),
+    "optimizer": ("optimizer", "optimizer.name", "opt_type"),
     "fused": (),
     "tp": (
         *("tensor_model_parallel_size", "model_parallel_size", "ici_tensor_parallelism"),
@@ -181,6 +181,13 @@ def _keep_stated(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _note_optimizer(name: str, stated: Mapping[str, Any], run: LoggedRun) -> None:
+    """Note that an optimizer which is none of Adam's is priced as AdamW."""
+    optimizer = stated.get(name)
+    if optimizer is not None and "adam" not in str(optimizer).lower():
+        run.notes.append(f"{name} {optimizer} is priced as adamw; give optimizer")
+
+
 # -- Megatron-LM and what is built on it
 # --------------------------------------------------------------------------------------------------
 
@@ -256,6 +263,8 @@ def _read_megatron_model(stated: Mapping[str, Any], run: LoggedRun) -> None:
     )
     if kind not in (None, "rope", "learned_absolute"):
         run.notes.append(f"position_embedding_type {kind} is priced as learned positions")
+    if _is_on(stated, "cpu_offloading"):
+        run.notes.append("cpu_offloading of activations is not priced")
     if _is_on(stated, "squared_relu"):
         run.model["activation"] = "relu"
         run.notes.append("squared_relu is priced as relu")
@@ -346,8 +355,7 @@ def _read_megatron_formats(stated: Mapping[str, Any], run: LoggedRun) -> None:
     elif run.model.get("layers"):
         run.model["optimizer"] = "adamw"
         run.model["fused"] = True
-        if optimizer is not None and "adam" not in str(optimizer):
-            run.notes.append(f"optimizer {optimizer} is priced as adamw; give optimizer")
+        _note_optimizer("optimizer", stated, run)
 
 
 def _read_megatron_strategy(stated: Mapping[str, Any], run: LoggedRun, *, lists_all: bool) -> None:
@@ -468,6 +476,7 @@ def _describe_titan(stated: Mapping[str, Any]) -> LoggedRun:
     _read_titan_model(stated, run)
     if stated:
         run.model |= {"mixed": True, "optimizer": "adamw", "fused": True, "dtype": "bf16"}
+        _note_optimizer("optimizer.name", stated, run)
     recipe = _take(stated, "float8.recipe_name", "quantize.linear.float8.recipe_name")
     if _is_on(stated, "float8") or recipe in _FP8_RECIPES:
         run.model["dtype"] = "fp8"
@@ -636,9 +645,7 @@ def _describe_maxtext(stated: Mapping[str, Any]) -> LoggedRun:
     experts_apart = _count(stated, "ici_expert_parallelism") or 1
     if experts_apart > 1:
         run.notes.append(f"ici_expert_parallelism {experts_apart} is not read; give ep")
-    optimizer = stated.get("opt_type")
-    if optimizer is not None and "adam" not in str(optimizer):
-        run.notes.append(f"opt_type {optimizer} is priced as adamw; give optimizer")
+    _note_optimizer("opt_type", stated, run)
     policy = stated.get("remat_policy")
     if policy == "full":
         run.strategy["checkpoint"] = "full"
