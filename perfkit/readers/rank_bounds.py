@@ -36,10 +36,10 @@ def bound_factors(
 
     Parameters
     ----------
-    algbw, busbw : numpy.ndarray
-        Algorithm and bus bandwidth of each row, all in one unit [-].
-    algbw_half, busbw_half : numpy.ndarray
-        Half of the last printed digit of each, in the same unit [-].
+    algbw, algbw_half : numpy.ndarray
+        Algorithm bandwidth of each row, and half of its last printed digit [-].
+    busbw, busbw_half : numpy.ndarray
+        Bus bandwidth of each row in the same unit, and half of its last printed digit [-].
 
     Returns
     -------
