@@ -127,7 +127,7 @@ def test_tables_become_a_model_where_they_can_be_measured() -> None:
             r"dim is \[8, 16\], .*; only separate fp32 tables of one",
         ),
         ((table,), "adam", "optimizer 'adam'; only"),
-        ((EmbeddingTable(10, 8, itemsize=2),), "sgd", "itemsize is 2"),
+        ((EmbeddingTable(10, 8, itemsize=2),), "sgd", "dtype is fp16"),
         ((EmbeddingTable(10, 8, law=table.distribution),), "sgd", "law of 1 is given"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -73,7 +73,7 @@ def diagnose(
     Examples
     --------
     >>> import tempfile
-    >>> row = "8589934592 2147483648 float sum -1 63500 135.27 236.73 0"
+    >>> row = "8589934592 2147483648 float sum -1 63500 135.27 236.73 0 63490 135.29 236.77 0"
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     log = Path(folder) / "run.log"
     ...     _ = log.write_text(row)

@@ -97,7 +97,7 @@ def write_times(low: float, high: float) -> str:
     Examples
     --------
     >>> write_times(8.97e-6, 55.4e-6)
-    '9 to 55.4 µs'
+    '8.97 to 55.4 µs'
     """
     return f"{_round(low * 1e6)} to {_round(high * 1e6)} µs"
 
