@@ -678,7 +678,8 @@ def test_mixed_has_one_meaning_with_and_without_a_strategy(name: str, ranks: int
         stated = pk.predict(model, CLUSTER, strategy=strategy, stack=name)
     assert without.time == stated.time
     assert without.memory().total == stated.memory().total
-    assert f"bf16 {find_stack(name).mixed}" in without.headline()
+    words = {"autocast": "bf16 autocast", "masters": "bf16 with fp32 masters"}
+    assert words[find_stack(name).mixed] in without.headline()
 
 
 def test_the_stack_decides_what_mixed_is() -> None:
