@@ -132,6 +132,22 @@ def test_pooled_rows_are_exchanged_in_the_format_of_the_output() -> None:
     assert make_set(WIDE, NARROW, output_dtype="").pooled_itemsize == 4
 
 
+def test_tables_of_bytes_alone_have_pooled_rows_in_fp32() -> None:
+    """No kernel writes numbers of 1 B: FBGEMM writes fp32 where nobody says another format."""
+    floats = replace(BYTES, dtype="fp8", name="floats")
+    for tables in ((BYTES,), (floats,), (BYTES, floats)):
+        assert make_set(*tables, output_dtype="").pooled_itemsize == 4
+        assert make_set(*tables, output_dtype="fp16").pooled_itemsize == 2
+    assert make_set(BYTES, NARROW, output_dtype="").pooled_itemsize == 2
+    platform = pk.load_platform("h100-sxm-8")
+    costs = []
+    for name in ("", "fp32"):
+        tables = make_set(BYTES, output_dtype=name)
+        costs.append(Costs(tables, platform, 8).shards(np.arange(1), "table_wise").shard)
+    assert costs[0][0, Cost.POOLED] == BATCH * 64 * 4
+    assert costs[0].tolist() == costs[1].tolist()
+
+
 def test_a_plan_of_mixed_tables_costs_what_a_prediction_says() -> None:
     """The exchange of a model in fp32 with tables in fp16 has 4 B a number in both."""
     plan = pk.Plan.round_robin(4, ranks=4)

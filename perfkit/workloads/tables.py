@@ -40,6 +40,8 @@ NUMBER_FORMATS = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 
 _FORMAT_OF_SIZE = {8: "fp64", 4: "fp32", 2: "fp16", 1: "fp8"}
 #: Formats that kernels write pooled rows in.
 OUTPUT_FORMATS = ("fp32", "fp16", "bf16")
+#: Fewest bytes of a number of these formats [B].
+_NARROWEST_OUTPUT = min(NUMBER_FORMATS[name] for name in OUTPUT_FORMATS)
 #: Bytes of scale and bias of a row, which FBGEMM keeps beside its numbers [B].
 _SCALE_BYTES = {"int8": 8}
 #: Bytes of an index and of an offset, which are int64 in PyTorch, and of the weight of a lookup, which
@@ -315,8 +317,9 @@ class TableSet(Tabular):
         Name shown in results.
     output_dtype : str
         Format of pooled rows and their gradients, in which they are exchanged; by default that of the
-        table with the largest numbers. FBGEMM, and so TorchRec, takes ``fp32`` where nobody says
-        another ``output_dtype``, whatever the tables hold.
+        table with the largest numbers, and ``fp32`` if all have numbers of 1 B, which kernels do not
+        write. FBGEMM, and so TorchRec, takes ``fp32`` where nobody says another ``output_dtype``,
+        whatever the tables hold.
 
     Raises
     ------
@@ -381,7 +384,10 @@ class TableSet(Tabular):
         """Bytes of a number of pooled rows, and of their gradients [B]."""
         if self.output_dtype:
             return NUMBER_FORMATS[self.output_dtype]
-        return max(table.itemsize for table in self.tables)
+        largest = max(table.itemsize for table in self.tables)
+        if largest < _NARROWEST_OUTPUT:
+            return NUMBER_FORMATS["fp32"]  # as FBGEMM where nobody says another format
+        return largest
 
     def table(self) -> Table:
         """The tables as a Polars frame.
