@@ -15,7 +15,14 @@ from perfkit.diagnosis.evidence import (
 )
 from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Curve, Evidence, Range
-from perfkit.diagnosis.shapes import Kink, count_turns, find_addition, find_kink, find_late_switch
+from perfkit.diagnosis.shapes import (
+    SMALL,
+    Kink,
+    count_turns,
+    find_addition,
+    find_kink,
+    find_late_switch,
+)
 from perfkit.ground.units import format_time
 
 #: Halves that differ by more than this are no noise [-]: 0.97 to 1.004 in 26 healthy curves, where in
@@ -291,7 +298,9 @@ def find_high_startup(case: Case) -> Cause | None:
         int(curve.lines[0]),
     )
     evidence = [first]
-    if addition.largest_constant > 65_536:
+    reach = "to small messages"
+    if addition.largest_constant > SMALL:
+        reach = f"to all sizes up to {write_size(addition.largest_constant)}"
         text = (
             f"about the same {format_time(addition.extra)} are added up to "
             f"{write_size(addition.largest_constant)}"
@@ -306,12 +315,12 @@ def find_high_startup(case: Case) -> Cause | None:
         evidence.append(Evidence(f"the links are not it: {text}", case.file, int(curve.lines[-1])))
     settings = list_settings(case, Effect.SLOW_HOST, Effect.FORCED)
     evidence += quote_settings(case, settings)
-    sentence = "the host adds a constant time everywhere; not enough to say which part"
+    sentence = f"the host adds a constant time {reach}; not enough to say which part"
     advice = []
     options = take_facts(case).options
     if settings:
         names = join_names(f"{each.name}={each.value}" for each in settings)
-        sentence = f"the host adds a constant time to every operation; {names} may do that"
+        sentence = f"the host adds a constant time {reach}; {names} may do that"
         advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
     elif options is not None and (options.warmup == 0 or options.iterations < _FEW_ITERATIONS):
         text = f"{options.warmup} iterations to warm up, {options.iterations} that are timed"
@@ -434,7 +443,7 @@ def find_spread(case: Case) -> Cause | None:
     )
     evidence = (
         Evidence(text, case.file, worst["line"]),
-        Evidence(f"{unlike.height} of {repeats.height} sizes differ by a third or more", case.file),
+        Evidence(f"{unlike.height} of {repeats.height} sizes differ by 30 % or more", case.file),
     )
     return Cause(
         "spread",

@@ -531,8 +531,9 @@ def _quote_multicast(case: Case) -> list[Evidence]:
 def find_few_channels(case: Case) -> Cause | None:
     """Fewer channels than the links need.
 
-    Evidence: the channels that NCCL prints, or that a variable allows at most, times what NCCL counts for one at most, are less than the
-    expected rate, and no less than what was measured (likely).
+    Evidence: the channels that NCCL prints, or that a variable allows at most, times what NCCL counts
+    for one at most, are less than the expected rate, and no less than what was measured (likely).
+    Where data pass through the memory of the host, NCCL makes few channels as these need no more.
 
     Parameters
     ----------
@@ -546,6 +547,8 @@ def find_few_channels(case: Case) -> Cause | None:
     """
     if not _is_on_one_node(case) or not is_slow(case, Range.BANDWIDTH):
         return None
+    if _list_shared(case) or list_settings(case, Effect.NO_PEERS):
+        return None  # `find_host_memory` says so
     plateau = find_plateau(case)
     expected = case.expectation.busbw
     settings = list_settings(case, Effect.FEWER_CHANNELS)
@@ -599,10 +602,12 @@ def note_multicast_choice(case: Case) -> Cause | None:
     Returns
     -------
     remark : Cause or None
-        None where it is not so.
+        None where it is not so, and where the settings of a slow run say it.
     """
     if not has_multicast(case):
         return None
+    if is_slow(case) and list_settings(case, Effect.NO_MULTICAST):
+        return None  # `find_settings` says so
     nvlink = case.expectation.links.nvlink
     if case.operation != "all_reduce" or not _is_on_one_node(case) or nvlink is None:
         return None

@@ -165,10 +165,17 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "NCCL_ALGO",
-        ".+",
+        r"(?!\^).+",
         Effect.FORCED,
         "all sizes use this algorithm, also where another one is faster",
         citations=("NVIDIA/nccl#1368", "NVIDIA/nccl-tests#232"),
+    ),
+    Variable(
+        "NCCL_ALGO",
+        r"\^.+",
+        Effect.FORCED,
+        "no size uses this algorithm, also where it is the fastest one",
+        citations=("NVIDIA/nccl#1112",),
     ),
     Variable(
         "NCCL_PROTO",
