@@ -228,6 +228,20 @@ def test_param() -> None:
         parse_nccl_tests(PARAM.replace("10.486       9.831", "10"))
 
 
+def test_runs_of_one_file_have_the_ranks_that_stand_above_them() -> None:
+    """Of two runs in one log each has the ranks of its own title, command or environment."""
+    smaller = ALL_REDUCE_BENCH.replace("16 ranks", "8 ranks").replace("--nnodes 2", "--nnodes 1")
+    rows = quietly(f"{ALL_REDUCE_BENCH}\n{smaller}")
+    assert [row[1:3] for row in rows] == [(16, 2), (16, 2), (8, 1), (8, 1)]
+    smaller = PARAM.replace("'world_size': 16", "'world_size': 8")
+    rows = quietly(f"{PARAM}\n{smaller}")
+    assert [row[1:3] for row in rows] == [(16, 2), (16, 2), (8, 1), (8, 1)]
+    before = "srun -N 2 --ntasks-per-node=4 python train.py"
+    behind = "srun -N 1 --ntasks-per-node=8 python train.py"
+    rows = quietly(f"{before}\n{DEEPSPEED}\n{behind}\n")
+    assert {row[1:3] for row in rows} == {(8, 2)}
+
+
 def test_osu() -> None:
     """The part of one rank is counted times the ranks; host memory and other tests are named."""
     for name, title, operation, times, redop in (

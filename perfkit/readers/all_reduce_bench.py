@@ -59,6 +59,14 @@ class _Printed(NamedTuple):
     rates: PrintedRates  # [GB/s]
 
 
+class _PrintedTable(NamedTuple):
+    """A table, and what stands above it."""
+
+    ranks: int | None  # of its title [-]
+    launch: Launch
+    rows: list[_Printed]
+
+
 def read_all_reduce_bench(text: str, file: str) -> Measurements:
     """Read what `all_reduce_bench.py` printed.
 
@@ -79,7 +87,7 @@ def read_all_reduce_bench(text: str, file: str) -> Measurements:
     operation = "all_reduce"
     ranks: int | None = None
     payload: float | None = None  # of the older version [B]
-    table: list[_Printed] = []
+    table = _PrintedTable(None, NO_LAUNCH, [])
     try:
         for line, content in number_lines(text):
             launch = read_launch(content) or launch
@@ -101,14 +109,15 @@ def read_all_reduce_bench(text: str, file: str) -> Measurements:
                 found.rows.append(_make_row(line, content, nbytes, seconds, ranks, launch))
                 payload = None
             elif _TABLE.search(content):
-                _add_table(found, table, ranks, launch)
-                table = []
+                finished = table
+                table = _PrintedTable(ranks, launch, [])
+                _add_table(found, finished)
             elif _ROW_START.search(content) and operation == "all_reduce":
-                table.append(_read_row(line, content))
+                table.rows.append(_read_row(line, content))
     except MisfitError as error:
         found.misfit = error
     try:
-        _add_table(found, table, ranks, launch)
+        _add_table(found, table)
     except MisfitError as error:
         found.misfit = found.misfit or error
     return found
@@ -123,25 +132,24 @@ def _read_row(line: int, text: str) -> _Printed:
     return _Printed(line, text, nbytes, PrintedRates(float(row[4]), float(row[3]), _HALF))
 
 
-def _add_table(
-    found: Measurements, table: list[_Printed], ranks: int | None, launch: Launch
-) -> None:
+def _add_table(found: Measurements, table: _PrintedTable) -> None:
     """Add the rows of a table with their ranks, from its title, the command or the rates."""
-    if not table:
+    if not table.rows:
         return
+    ranks = table.ranks
     if ranks is None:
-        ranks = launch.ranks
+        ranks = table.launch.ranks
     if ranks is None:
-        ranks = find_ranks("all_reduce", [row.rates for row in table])
+        ranks = find_ranks("all_reduce", [row.rates for row in table.rows])
     if ranks is None:
-        raise MisfitError(table[0].line, table[0].text, NAME_RANKS)
+        raise MisfitError(table.rows[0].line, table.rows[0].text, NAME_RANKS)
     coarse = 0
-    for row in table:
+    for row in table.rows:
         if row.rates.algbw < _HALF / _COARSE:
             coarse += 1
             continue
         seconds = read_seconds(row.line, row.text, row.nbytes, 1e-9 / row.rates.algbw)
-        found.rows.append(_make_row(row.line, row.text, row.nbytes, seconds, ranks, launch))
+        found.rows.append(_make_row(row.line, row.text, row.nbytes, seconds, ranks, table.launch))
     if coarse:
         found.notes.append(
             f"{coarse} rows are left out: their rates, in 0.01 GB/s, have too few digits for a time"

@@ -79,8 +79,9 @@ class _Entry(NamedTuple):
 
 @dataclass
 class _Summary:
-    """One summary: entries of both tables by name of the operation."""
+    """One summary: entries of both tables by name of the operation, and what stands above it."""
 
+    launch: Launch
     entries: dict[str, list[_Entry]] = field(default_factory=dict)
     apart: dict[str, list[_Entry]] = field(default_factory=dict)  # without waiting for others
 
@@ -110,7 +111,7 @@ def read_summary(text: str, file: str) -> Measurements:
         for line, content in number_lines(text):
             launch = read_launch(content) or launch
             if SUMMARY_HEAD.search(content):
-                summaries.append(_Summary())
+                summaries.append(_Summary(launch))
                 rows, name = summaries[-1].entries, ""
             elif _STRAGGLER_HEAD.search(content) and summaries:
                 rows, name = summaries[-1].apart, ""
@@ -122,7 +123,7 @@ def read_summary(text: str, file: str) -> Measurements:
     except MisfitError as error:
         found.misfit = error
     if summaries:
-        _add_summary(found, summaries[-1], launch)
+        _add_summary(found, summaries[-1])
     return found
 
 
@@ -139,7 +140,7 @@ def _read_entry(line: int, text: str, rows: dict[str, list[_Entry]], summary: _S
     return _Entry(line, text, nbytes, calls, float(row[4]), float(row[5]), rates)
 
 
-def _add_summary(found: Measurements, summary: _Summary, launch: Launch) -> None:
+def _add_summary(found: Measurements, summary: _Summary) -> None:
     """Add the rows of a summary."""
     has_waits = not summary.apart
     found.unlike = (
@@ -156,7 +157,7 @@ def _add_summary(found: Measurements, summary: _Summary, launch: Launch) -> None
     # its rates are those of as many ranks as the job has, whatever the group
     ranks = find_ranks("all_gather", rates)
     if ranks is None:
-        ranks = launch.ranks
+        ranks = summary.launch.ranks
     left_out: list[str] = []
     coarse = 0
     for name, entries in (summary.apart or summary.entries).items():
@@ -174,7 +175,7 @@ def _add_summary(found: Measurements, summary: _Summary, launch: Launch) -> None
                 found.misfit = found.misfit or MisfitError(entry.line, entry.text, NAME_RANKS)
                 return
             try:
-                found.rows.append(_make_row(entry, operation, ranks, launch))
+                found.rows.append(_make_row(entry, operation, ranks, summary.launch))
             except MisfitError as error:
                 found.misfit = found.misfit or error
                 return

@@ -6,6 +6,7 @@ operations but reduce_scatter: the size is that of nccl-tests. The time is the m
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfkit.readers.collective_rows import (
@@ -45,6 +46,7 @@ class _Printed(NamedTuple):
 
     line: int
     text: str
+    launch: Launch  # what stands above it
     operation: str
     dtype: str
     nbytes: int  # [B]
@@ -91,7 +93,7 @@ def read_param(text: str, file: str) -> Measurements:
                 if operation is None:
                     left_out += 1
                     continue
-                printed.append(_read_result(line, content, operation, result))
+                printed.append(_read_result(line, content, launch, operation, result))
     except MisfitError as error:
         found.misfit = error
     if left_out:
@@ -99,7 +101,7 @@ def read_param(text: str, file: str) -> Measurements:
             f"{left_out} results are not read: quantized ones, pairs, and operations that perfkit "
             "does not know"
         )
-    _add_rows(found, printed, launch)
+    _add_rows(found, printed)
     return found
 
 
@@ -115,7 +117,9 @@ def _read_world(text: str) -> Launch | None:
     return Launch(ranks, nodes) if ranks > 1 else None
 
 
-def _read_result(line: int, text: str, operation: str, result: re.Match[str]) -> _Printed:
+def _read_result(
+    line: int, text: str, launch: Launch, operation: str, result: re.Match[str]
+) -> _Printed:
     """One printed result."""
     figures = _FIGURES.match(result["rest"])
     if figures is None:
@@ -126,6 +130,7 @@ def _read_result(line: int, text: str, operation: str, result: re.Match[str]) ->
     return _Printed(
         line,
         text,
+        launch,
         operation,
         spell_dtype(result["dtype"]),
         read_size(line, text, figures[1]),
@@ -134,15 +139,28 @@ def _read_result(line: int, text: str, operation: str, result: re.Match[str]) ->
     )
 
 
-def _add_rows(found: Measurements, printed: list[_Printed], launch: Launch) -> None:
-    """Add results with their ranks, from the environment or from their figures."""
+def _find_ranks(launch: Launch, results: Sequence[_Printed]) -> int | None:
+    """Ranks of the results of one run, from its environment or from their figures [-]."""
+    if launch.ranks is not None:
+        return launch.ranks
     by_operation: dict[str, list[PrintedRates]] = {}
-    for result in printed:
+    for result in results:
         by_operation.setdefault(result.operation, []).append(result.rates)
-    ranks = launch.ranks
     for operation, rates in by_operation.items():
-        ranks = ranks or find_ranks(operation, rates)
+        ranks = find_ranks(operation, rates)
+        if ranks is not None:
+            return ranks
+    return None
+
+
+def _add_rows(found: Measurements, printed: Sequence[_Printed]) -> None:
+    """Add results with the ranks of their runs."""
+    by_launch: dict[Launch, list[_Printed]] = {}
     for result in printed:
+        by_launch.setdefault(result.launch, []).append(result)
+    ranks_of_run = {launch: _find_ranks(launch, run) for launch, run in by_launch.items()}
+    for result in printed:
+        ranks = ranks_of_run[result.launch]
         if ranks is None:
             found.misfit = MisfitError(result.line, result.text, NAME_RANKS)
             return
@@ -156,7 +174,7 @@ def _add_rows(found: Measurements, printed: list[_Printed], launch: Launch) -> N
                 result.line,
                 result.operation,
                 checked,
-                launch.find_nodes(ranks),
+                result.launch.find_nodes(ranks),
                 result.dtype,
                 spell_redop(result.operation),
                 result.nbytes,
