@@ -520,6 +520,40 @@ def test_a_run_that_is_too_good_has_one_limit(tmp_path: Path) -> None:
     assert "between nodes 81.6 to 184 GB/s are expected" in diagnosis.causes[0].advice[-1]
 
 
+def test_no_limit_is_said_where_networks_of_such_nodes_differ_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Start-ups over clouds' networks are many times those over InfiniBand, bandwidths the same."""
+    hosts = [f"node-{host}" for host in range(4)]
+    log = write_run(tmp_path / "run.log", follow(38e-6, 360e9, "all_reduce", 32), hosts=hosts)
+    diagnosis = pk.diagnose(log)
+    assert set(diagnosis.rows["verdict"]) == {"as expected"}
+    smallest, *_, largest = diagnosis.table().iter_rows(named=True)
+    assert smallest["slow_s"] is None and largest["slow_s"] is not None
+    floors = diagnosis.thresholds()["size_bytes"]
+    assert floors.min() > 2**16 and floors.max() == SIZES[-1]
+    assert main(["log", str(log), "--thresholds", str(tmp_path / "floors.csv")]) == 0
+    assert (
+        "networks that may join its nodes differ there; name a platform" in capsys.readouterr().err
+    )
+    named = pk.diagnose(log, "h100-sxm-8x4")
+    assert named.rows["slow_s"].null_count() == 0
+    assert len(named.thresholds()) == len(SIZES)
+
+
+def test_only_slow_runs_are_said_to_be_slow_from_a_size_on(tmp_path: Path) -> None:
+    """Too good in the middle, slow at the end: not too good from the size on where slow ones begin."""
+    curve = follow(20e-6, 230e9, "all_reduce", 8)
+
+    def bend(size: int) -> float:
+        if size >= 2**26:
+            return curve(size) * 3
+        return curve(size) / 20 if size > 2**17 else curve(size)
+
+    diagnosis = pk.diagnose(write_run(tmp_path / "run.log", bend, device=A100))
+    assert diagnosis.headline().startswith("too good: all_reduce ")
+
+
 def test_what_is_below_the_interval_and_not_slow_is_called_low(tmp_path: Path) -> None:
     curve = follow(20e-6, 230e9, "all_reduce", 8)
     log = write_run(tmp_path / "run.log", lambda size: curve(size) * 1.15, device=A100)

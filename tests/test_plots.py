@@ -654,6 +654,11 @@ def test_bandwidths_of_a_diagnosis_follow_from_its_times() -> None:
     assert points[0]["verdict"] == "slow"
 
 
+def test_the_pointer_shows_figures_of_a_diagnosis_in_the_units_of_its_axes() -> None:
+    written = vl_convert.vegalite_to_svg(draw_diagnosis().to_json())
+    assert "size: 1 KiB; busbw: 90 MB/s; time: 20 µs" in written
+
+
 def test_a_share_that_no_configuration_has_is_drawn_without_lines() -> None:
     rows = [{"ranks": 8, "kept": None}]
     chart = plots.sweep_lines(rows, x="ranks", y="kept")

@@ -186,7 +186,8 @@ class Verdict:
     line_share : float or None
         Share of the rate of the link that bounds the operation, see `Case.rows` [-].
     slow_s : float or None
-        Time there from which on a run is slow; None where it is not known what to expect [s].
+        Time there from which on a run is slow; None where it is not known what to expect, or where networks
+        that it may have gone over differ in it [s].
     """
 
     operation: str
@@ -301,10 +302,10 @@ class Case:
         Rows by size: ``operation``, ``ranks``, ``nodes`` [-], ``dtype``, ``redop``, ``nbytes`` [B],
         ``in_place``, ``seconds`` [s], ``algbw`` and ``busbw`` [B/s], ``file`` and ``line``, as
         `perfkit.readers.nccl.parse_nccl_tests` gives them; then ``sizes`` (a `Range`), ``expected_s``,
-        ``low_s`` and ``high_s`` (the 80 % interval) [s] and ``slow_s``, from which on a time is slow [s], null
-        where nothing is expected; ``line_share``,
-        the share of the link that bounds the operation [-], null where it is unknown; and ``verdict``
-        (a `Word`).
+        ``low_s`` and ``high_s`` (the 80 % interval) [s], null where nothing is expected; ``slow_s``, from
+        which on a time is slow [s], null also where networks that the run may have gone over differ in it;
+        ``line_share``, the share of the link that bounds the operation [-], null where it is unknown; and
+        ``verdict`` (a `Word`).
     facts : LogFacts or None
         What the log says besides its tables, of this run, see `perfkit.readers.log_facts`; None where it
         says nothing.

@@ -154,7 +154,7 @@ class Diagnosis(Tabular):
         ``measured_s``, ``expected_s``, the 80 % interval ``low_s`` and ``high_s``, ``slow_s`` from which
         on a time is slow; ``busbw_bytes_per_s``, measured, and ``expected_bytes_per_s``; ``link_share``,
         the share of the link that bounds the operation; ``sizes`` and ``verdict``. Null where nothing is
-        expected.
+        expected; ``slow_s`` also where networks that a run may have gone over differ in it.
         """
         return pl.concat([_show_rows(finding.case) for finding in self.findings])
 
@@ -212,7 +212,7 @@ class Diagnosis(Tabular):
         frame : polars.DataFrame
             system, expected_with (its network or platform), operation, ranks, nodes [-], size_bytes,
             longest_s and least_busbw_bytes_per_s: 1 of 130 healthy runs is slower. Sizes of the logs
-            for which something is expected; `list_without_floors` names the other logs.
+            for which one time is known from which on they are slow; `list_without_floors` names the others.
         """
         same = ["system", "expected_with", "operation", "ranks", "nodes", "size_bytes"]
         factors = []
@@ -466,7 +466,7 @@ _TABLE: dict[str, Any] = {
 
 
 def list_without_floors(diagnosis: Diagnosis) -> list[str]:
-    """List the runs that give no floors of a health check.
+    """List the runs, and the sizes of runs, that give no floors of a health check.
 
     Parameters
     ----------
@@ -481,9 +481,16 @@ def list_without_floors(diagnosis: Diagnosis) -> list[str]:
     lines = []
     for finding in diagnosis.findings:
         case = finding.case
-        if case.rows["slow_s"].is_null().all():
-            reason = finding.reason or "it is not known what to expect"
-            lines.append(f"{escape(case.file, 80)}, {case.operation}: {reason}")
+        has_floor = case.rows["slow_s"].is_not_null()
+        if has_floor.all():
+            continue
+        reason = finding.reason or "it is not known what to expect"
+        if has_floor.any():
+            sizes = case.rows.filter(~has_floor)["nbytes"].to_list()
+            span = f"{write_size(min(sizes))} to {write_size(max(sizes))}"
+            differ = "networks that may join its nodes differ there"
+            reason = f"none of {len(set(sizes))} sizes, {span}: {differ}; name a platform"
+        lines.append(f"{escape(case.file, 80)}, {case.operation}: {reason}")
     return list(dict.fromkeys(lines))
 
 
@@ -550,7 +557,7 @@ def _show_rows(case: Case) -> Table:
 
 def _list_verdict(case: Case, verdict: Verdict) -> dict[str, Any]:
     """A verdict as a row of a table."""
-    return {
+    about = {
         "file": case.file,
         "operation": case.operation,
         "ranks": case.ranks,
@@ -559,19 +566,23 @@ def _list_verdict(case: Case, verdict: Verdict) -> dict[str, Any]:
         "from_bytes": verdict.smallest,
         "to_bytes": verdict.largest,
         "at_bytes": verdict.nbytes,
+    }
+    times = {
         "measured_s": verdict.seconds,
         "expected_s": verdict.expected_s,
         "low_s": verdict.low_s,
         "high_s": verdict.high_s,
         "slow_s": verdict.slow_s,
+    }
+    rates = {
         "busbw_bytes_per_s": verdict.busbw,
         "expected_bytes_per_s": _find_rate(verdict, verdict.expected_s),
         "low_bytes_per_s": _find_rate(verdict, verdict.high_s),
         "high_bytes_per_s": _find_rate(verdict, verdict.low_s),
         "slow_bytes_per_s": _find_rate(verdict, verdict.slow_s),
-        "link_share": verdict.line_share,
-        "verdict": verdict.word.value,
     }
+    said = {"link_share": verdict.line_share, "verdict": verdict.word.value}
+    return {**about, **times, **rates, **said}
 
 
 def _find_rate(verdict: Verdict, seconds: float | None) -> float | None:
@@ -649,25 +660,23 @@ def _say_sick(finding: Finding) -> str:
     sick = [verdict for verdict in finding.case.verdicts if verdict.word is finding.word]
     sizes = {verdict.sizes for verdict in sick}
     named = sick[-1] if Range.BANDWIDTH in sizes else sick[0]
-    text = f"{finding.word.value}: {finding.case.operation} {_say_measured(named)}"
+    text = f"{finding.case.operation} {_say_measured(named)}"
     expected = _say_expected(named)
     limit = finding.case.expectation.limit
     if finding.word is Word.TOO_GOOD and limit is not None:
         text += f", more than the {write_rate(limit)} that its links can carry"
     elif expected:
         text += f" where {expected} are expected"
-    first = _find_first_slow(finding)
-    if first is not None:
-        text = text.replace(
-            finding.word.value, f"{finding.word.value} from {write_size(first)} on", 1
-        )
-    right = finding.case.find(Range.BANDWIDTH)
-    if right is not None and right.word is Word.EXPECTED and finding.word is Word.SLOW:
-        text = text.replace(
-            finding.word.value, f"{finding.word.value} up to {write_size(sick[-1].largest)}", 1
-        )
-        text += f", as expected from {write_size(right.smallest)} on ({_say_measured(right)})"
-    return text
+    span = ""
+    if finding.word is Word.SLOW:
+        first = _find_first_slow(finding)
+        right = finding.case.find(Range.BANDWIDTH)
+        if first is not None:
+            span = f" from {write_size(first)} on"
+        elif right is not None and right.word is Word.EXPECTED:
+            span = f" up to {write_size(sick[-1].largest)}"
+            text += f", as expected from {write_size(right.smallest)} on ({_say_measured(right)})"
+    return f"{finding.word.value}{span}: {text}"
 
 
 def _find_first_slow(finding: Finding) -> int | None:

@@ -42,6 +42,12 @@ _ABOVE = 1.03
 _OTHER = 0.3
 #: Fewest rows that must be faster than adapters can be, before a run is of others [-].
 _FASTEST_ROWS = 2
+#: Times of two networks are alike if they differ by less than this share [-].
+_ALIKE = 0.1
+#: Messages whose expectation is named whatever sizes a run has, the larger one at least [B]: those that
+#: runs of nccl-tests usually begin and end with.
+_FIRST = 8.0
+_LAST = 2.0**33
 
 
 class _Fit(Enum):
@@ -300,7 +306,7 @@ def _list_alike(
     last = usual.band.seconds[-1]
     alike = [usual]
     for other in matching:
-        if other is not usual and abs(other.band.seconds[-1] / last - 1) < 0.1:
+        if other is not usual and abs(other.band.seconds[-1] / last - 1) < _ALIKE:
             alike.append(other)
     return alike
 
@@ -369,6 +375,54 @@ def _complete(
 # --------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Bounds:
+    """What is expected of each size of a run; NaN where nothing is.
+
+    Parameters
+    ----------
+    seconds, low, high : array
+        Expected times and the ends of their 80 % interval [s].
+    slow : array
+        Times beyond which it is slow, infinite where it is not known which system it is [s].
+    """
+
+    seconds: Array
+    low: Array
+    high: Array
+    slow: Array
+
+
+def _bound_sizes(sizes: Array, chosen: _Chosen, lost: Array, factor: float) -> _Bounds:
+    """What is expected of each size: what is shown gives it, or what a smaller size has reached."""
+    expected = np.full(len(sizes), np.nan)
+    low = np.full(len(sizes), np.nan)
+    high = np.full(len(sizes), np.nan)
+    if chosen.shown is not None:
+        band = chosen.shown.band
+        expected = band.seconds.copy()
+        low = band.low.copy()
+        high = band.high.copy()
+    slow = np.full(len(sizes), np.inf)
+    if chosen.judges:
+        slow = np.max([each.band.slow for each in chosen.judges], axis=0)
+    with_loss = lost > 0
+    moved = factor * sizes[with_loss] / lost[with_loss]
+    # what it reached at a smaller size it should reach again, unless more is expected anyway
+    better = ~(expected[with_loss] < moved)
+    for array, deviations in ((expected, 0.0), (low, -INTERVAL), (high, INTERVAL)):
+        reached = moved * np.exp(deviations * BYTES)
+        array[with_loss] = np.where(better, reached, array[with_loss])
+    return _Bounds(expected, low, high, slow)
+
+
+def _find_limits(slow: Array, chosen: _Chosen) -> Array:
+    """Times beyond which a run is slow, where all that it may be of agree on them; NaN elsewhere [s]."""
+    if chosen.shown is None or not chosen.judges:
+        return np.full(len(slow), np.nan)
+    return np.where(slow < (1 + _ALIKE) * chosen.shown.band.slow, slow, np.nan)
+
+
 def _judge_rows(
     rows: pl.DataFrame,
     sizes: Array,
@@ -382,57 +436,48 @@ def _judge_rows(
     places = np.searchsorted(sizes, rows["nbytes"].to_numpy())
     seconds = rows["seconds"].to_numpy()
     busbw = rows["busbw"].to_numpy()
-    expected = np.full(len(sizes), np.nan)
-    low = np.full(len(sizes), np.nan)
-    high = np.full(len(sizes), np.nan)
-    slow = np.full(len(sizes), np.inf)
-    is_bandwidth = sizes >= BANDWIDTH
-    if chosen.shown is not None:
-        band = chosen.shown.band
-        expected, low, high = band.seconds.copy(), band.low.copy(), band.high.copy()
-        is_bandwidth = (band.moved >= _MOVED * band.seconds) & (sizes > LATENCY)
-    if chosen.judges:
-        slow = np.max([each.band.slow for each in chosen.judges], axis=0)
-    with_loss = lost > 0
-    moved = factor * sizes[with_loss] / lost[with_loss]
-    # what it reached at a smaller size it should reach again, unless more is expected anyway
-    better = ~(expected[with_loss] < moved)
-    for array, change in ((expected, 0.0), (low, -INTERVAL), (high, INTERVAL)):
-        array[with_loss] = np.where(better, moved * np.exp(change * BYTES), array[with_loss])
+    bounds = _bound_sizes(sizes, chosen, lost, factor)
     words = []
     for place, time, bandwidth in zip(places, seconds, busbw, strict=True):
         if limit is not None and bandwidth > _ABOVE * limit.busbw:
             words.append(Word.TOO_GOOD)
-        elif lost[place] > 0 or time > slow[place]:
+        elif lost[place] > 0 or time > bounds.slow[place]:
             words.append(Word.SLOW)
-        elif chosen.judges and time > high[place]:
+        elif chosen.judges and time > bounds.high[place]:
             words.append(Word.LOW)
         elif chosen.judges:
             words.append(Word.EXPECTED)
         else:
             words.append(Word.UNKNOWN)
-    ranges = [
-        _name_range(int(size), bool(at)) for size, at in zip(sizes, is_bandwidth, strict=True)
-    ]
-    share = None if line is None else busbw / line
+    by_size = {
+        "expected_s": bounds.seconds,
+        "low_s": bounds.low,
+        "high_s": bounds.high,
+        "slow_s": _find_limits(bounds.slow, chosen),
+    }
+    times = [pl.Series(name, each[places]).fill_nan(None) for name, each in by_size.items()]
+    ranges = _name_ranges(sizes, chosen.shown)
+    share = pl.lit(None, pl.Float64) if line is None else pl.col("busbw") / line
     return rows.with_columns(
         pl.Series("sizes", [ranges[place].value for place in places], pl.String),
-        pl.Series("expected_s", expected[places]).fill_nan(None),
-        pl.Series("low_s", low[places]).fill_nan(None),
-        pl.Series("high_s", high[places]).fill_nan(None),
-        pl.Series("slow_s", np.where(np.isinf(slow), np.nan, slow)[places]).fill_nan(None),
-        pl.Series("line_share", share, pl.Float64)
-        if share is not None
-        else pl.lit(None, pl.Float64).alias("line_share"),
+        *times,
+        share.alias("line_share"),
         pl.Series("verdict", [word.value for word in words], pl.String),
     )
 
 
-def _name_range(nbytes: int, is_bandwidth: bool) -> Range:
-    """The range of a size."""
-    if nbytes <= LATENCY:
-        return Range.LATENCY
-    return Range.BANDWIDTH if is_bandwidth else Range.MIDDLE
+def _name_ranges(sizes: Array, shown: _Priced | None) -> list[Range]:
+    """The range of each size, by what is expected of it."""
+    is_bandwidth = sizes >= BANDWIDTH
+    if shown is not None:
+        is_bandwidth = shown.band.moved >= _MOVED * shown.band.seconds
+    ranges = []
+    for nbytes, is_full in zip(sizes, is_bandwidth, strict=True):
+        if nbytes <= LATENCY:
+            ranges.append(Range.LATENCY)
+        else:
+            ranges.append(Range.BANDWIDTH if is_full else Range.MIDDLE)
+    return ranges
 
 
 # -- ranges
@@ -516,26 +561,7 @@ def _split_where_slow(rows: pl.DataFrame, first_slow: int | None) -> list[pl.Dat
 
 def _judge_range(operation: str, sizes: Range, rows: pl.DataFrame) -> Verdict:
     """The verdict on the rows of a range."""
-    by_size = rows.group_by("nbytes").agg(
-        pl.col("seconds").median(),
-        pl.col("busbw").median(),
-        pl.col("expected_s").first(),
-        pl.col("low_s").first(),
-        pl.col("high_s").first(),
-        pl.col("slow_s").first(),
-        pl.col("line_share").median(),
-        (pl.col("verdict") == Word.SLOW.value).mean().alias("slow"),
-        (pl.col("verdict") == Word.TOO_GOOD.value).mean().alias("too_good"),
-        (pl.col("verdict") == Word.UNKNOWN.value).mean().alias("unknown"),
-        # by the bandwidth that is shown: bytes that count for it, over the longest usual time
-        (
-            pl.col("busbw").median()
-            < (pl.col("busbw") * pl.col("seconds") / pl.col("high_s")).median()
-        )
-        .fill_null(value=False)
-        .alias("low"),
-    )
-    by_size = by_size.sort("nbytes")
+    by_size = _gather_sizes(rows)
     word = _name_word(by_size, sizes)
     alike = by_size
     if word is Word.EXPECTED:
@@ -550,17 +576,35 @@ def _judge_range(operation: str, sizes: Range, rows: pl.DataFrame) -> Verdict:
         operation,
         sizes,
         word,
-        int(by_size["nbytes"][0]),
-        int(by_size["nbytes"][-1]),
-        int(shown["nbytes"]),
-        float(shown["seconds"]),
-        float(shown["busbw"]),
-        shown["expected_s"],
-        shown["low_s"],
-        shown["high_s"],
-        shown["line_share"],
-        shown["slow_s"],
+        smallest=int(by_size["nbytes"][0]),
+        largest=int(by_size["nbytes"][-1]),
+        nbytes=int(shown["nbytes"]),
+        seconds=float(shown["seconds"]),
+        busbw=float(shown["busbw"]),
+        expected_s=shown["expected_s"],
+        low_s=shown["low_s"],
+        high_s=shown["high_s"],
+        line_share=shown["line_share"],
+        slow_s=shown["slow_s"],
     )
+
+
+def _gather_sizes(rows: pl.DataFrame) -> pl.DataFrame:
+    """One row for each size, ascending: medians, what is expected, the shares of rows with each verdict,
+    and whether the bandwidth is low."""
+    shares = []
+    for name, word in (("slow", Word.SLOW), ("too_good", Word.TOO_GOOD), ("unknown", Word.UNKNOWN)):
+        shares.append((pl.col("verdict") == word.value).mean().alias(name))
+    # by the bandwidth that is shown: bytes that count for it, over the longest usual time
+    usual = (pl.col("busbw") * pl.col("seconds") / pl.col("high_s")).median()
+    is_low = (pl.col("busbw").median() < usual).fill_null(value=False)
+    by_size = rows.group_by("nbytes").agg(
+        pl.col("seconds", "busbw", "line_share").median(),
+        pl.col("expected_s", "low_s", "high_s", "slow_s").first(),
+        *shares,
+        is_low.alias("low"),
+    )
+    return by_size.sort("nbytes")
 
 
 def _name_word(by_size: pl.DataFrame, sizes: Range) -> Word:
@@ -601,25 +645,24 @@ def _describe(
         plain = replace(plain, limit=limit.busbw, limit_links=limit.links)
     if chosen.shown is None:
         return plain
-    shown = chosen.shown
-    smallest = price(shown.candidate, operation, np.array([8.0]))
-    largest = price(shown.candidate, operation, np.array([float(max(sizes[-1], 2**33))]))
-    if smallest is None or largest is None:
+    shown = chosen.shown.candidate
+    last = max(float(sizes[-1]), _LAST)
+    band = price(shown, operation, np.array([_FIRST, last]))
+    if band is None:
         return plain
-    moved = factor * float(max(sizes[-1], 2**33))
     return replace(
         plain,
-        system=shown.candidate.name,
-        links=shown.candidate.links,
-        algorithm=shown.candidate.algorithm,
-        startup=float(smallest.seconds[0]),
-        startup_low=float(smallest.low[0]),
-        startup_high=float(smallest.high[0]),
-        busbw=moved / float(largest.seconds[0]),
-        busbw_low=moved / float(largest.high[0]),
-        busbw_high=moved / float(largest.low[0]),
-        limited_by=_name_link(shown.candidate),
-        source=shown.candidate.source,
+        system=shown.name,
+        links=shown.links,
+        algorithm=shown.algorithm,
+        startup=float(band.seconds[0]),
+        startup_low=float(band.low[0]),
+        startup_high=float(band.high[0]),
+        busbw=factor * last / float(band.seconds[1]),
+        busbw_low=factor * last / float(band.high[1]),
+        busbw_high=factor * last / float(band.low[1]),
+        limited_by=_name_link(shown),
+        source=shown.source,
     )
 
 

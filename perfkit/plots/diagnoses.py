@@ -20,15 +20,10 @@ _VERDICTS = {
     "too good": (PALETTE[3], "triangle-up"),
     "not enough to say": (PALETTE[6], "square"),
 }
-
-
 #: Doublings between two ticks of an axis that covers so many at most, so that labels do not overlap.
 _DOUBLINGS = ((1, 7), (2, 13), (5, 36))
-#: A Vega expression that writes a size such as ``32 KiB``.
-_SIZE = (
-    "datum.value < 1024 ? datum.value + ' B' : datum.value < 1048576 ? datum.value / 1024 + ' KiB' : "
-    "datum.value < 1073741824 ? datum.value / 1048576 + ' MiB' : datum.value / 1073741824 + ' GiB'"
-)
+#: Units of sizes in powers of two, the smallest first.
+_UNITS = ((2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"))
 
 
 @refuse_misfits(ROWS)
@@ -79,7 +74,16 @@ def _draw_sizes(sizes: canvas.Domain) -> alt.X:
     ticks = [2**power for power in powers if power >= 0 and power % every == 0]
     if not ticks:
         return x
-    return x.axis(values=ticks, labelExpr=_SIZE)
+    return x.axis(values=ticks, labelExpr=_write_size("datum.value"))
+
+
+def _write_size(value: str) -> str:
+    """A Vega expression that writes a size [B], such as ``datum.value``, as in ``32 KiB``."""
+    expression = f"{value} + ' B'"
+    for unit, name in _UNITS:
+        scaled = f"format({value} / {unit}, '.4~g') + ' {name}'"
+        expression = f"{value} < {unit} ? {expression} : {scaled}"
+    return expression
 
 
 def _is_drawn(row: Row) -> bool:
@@ -130,7 +134,12 @@ def _draw_run(run: str, rows: Sequence[Row], x: alt.X, y: alt.Y) -> alt.LayerCha
         scale=alt.Scale(domain=names, range=[look[1] for look in _VERDICTS.values()]),
         legend=alt.Legend(orient="bottom", title=None),
     )
-    shown = canvas.tips("verdict", size_bytes=".3s", busbw_bytes_per_s=".3s", measured_s=".3s")
     points = canvas.draw(rows).mark_point(filled=True, opacity=0.9, size=34)
+    points = points.transform_calculate(
+        size=_write_size("datum.size_bytes"),
+        busbw=canvas.label_si("B/s", "datum.busbw_bytes_per_s"),
+        time=canvas.label_si("s", "datum.measured_s"),
+    )
+    shown = canvas.tips("verdict", "size", "busbw", "time")
     layers.append(points.encode(x=x, y=y, color=color, shape=shape, tooltip=shown))
     return LayerChart(layer=layers).properties(width=330, height=280, title=run)
