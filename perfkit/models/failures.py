@@ -18,8 +18,6 @@ from perfkit.ground.units import Array, Values
 _FAR = 8.0
 #: Most failures that `chance_done` adds up one by one [-]: beyond them their number is as good as normal.
 _MOST_FAILURES = 1_000.0
-
-
 #: Standard deviations to each side, and points, over which `wait_for_slowest` integrates [-].
 _FARTHEST, _POINTS = 12.0, 2401
 
@@ -131,7 +129,8 @@ def daly_interval(checkpoint: Values, *, mtbf: float) -> Values:
     [116.7, 56.7, 9.1]
     """
     share = checkpoint / (2.0 * mtbf)
-    short = (2.0 * mtbf * checkpoint) ** 0.5 * (1.0 + share**0.5 / 3.0 + share / 9.0) - checkpoint
+    first_order = young_interval(checkpoint, mtbf=mtbf)
+    short = first_order * (1.0 + share**0.5 / 3.0 + share / 9.0) - checkpoint
     is_short = share < 1.0
     return short * is_short + mtbf * (1.0 - is_short)
 
@@ -232,6 +231,30 @@ def segment_variance(length: Values, *, mtbf: float, restart: float = 0.0) -> Va
     return _find_delay(length, mtbf, _find_restart(restart, mtbf)).variance
 
 
+def _find_cost(attempt: _FailedAttempt, restart: _Moments) -> _Moments:
+    """Time that one failure costs: what the attempt had done until it, and a restart."""
+    until = attempt.until / attempt.chance
+    variance = attempt.until_square / attempt.chance - until**2 + restart.variance
+    return _Moments(until + restart.mean, variance)
+
+
+def _find_chances_of_counts(counts: Array, segments: float, share: float) -> Array:
+    """Probability of each number of failures until all segments are done, each of this share of the mean
+    time between failures: a negative binomial distribution [-]."""
+    from scipy import special
+
+    # by logarithms, as factorials of many failures are too large for a number
+    logarithm = (
+        special.gammaln(counts + segments)
+        - special.gammaln(segments)
+        - special.gammaln(counts + 1.0)
+        - segments * share
+        + special.xlogy(counts, -np.expm1(-share))
+    )
+    chances: Array = np.exp(logarithm)
+    return chances
+
+
 @closed_form()
 def chance_done(
     seconds: Values, *, segments: float, length: float, mtbf: float, restart: float = 0.0
@@ -274,45 +297,32 @@ def chance_done(
     """
     from scipy import special
 
-    times = np.asarray(seconds, dtype=float)
-    share = length / mtbf
-    survives = np.exp(-share)
     attempt = _FailedAttempt.within(length, mtbf)
-    fails = attempt.chance
-    restarts = _find_restart(restart, mtbf)
-    late = times - segments * length
-    # one failure: the time until it and a restart
-    until = attempt.until / fails
-    cost = until + restarts.mean
-    deviation = (attempt.until_square / fails - until**2 + restarts.variance) ** 0.5
+    cost = _find_cost(attempt, _find_restart(restart, mtbf))
+    deviation = cost.variance**0.5
+    late = np.asarray(seconds, dtype=float) - segments * length
     # failures of all segments
-    mean_count = segments * fails / survives
+    survives = np.exp(-length / mtbf)
+    mean_count = segments * attempt.chance / survives
     count_deviation = (mean_count / survives) ** 0.5
     if mean_count > _MOST_FAILURES:
-        mean = mean_count * cost
-        spread = (mean_count * deviation**2 + (count_deviation * cost) ** 2) ** 0.5
+        mean = mean_count * cost.mean
+        spread = (mean_count * deviation**2 + (count_deviation * cost.mean) ** 2) ** 0.5
         return np.asarray(special.ndtr((late - mean) / spread))
     least = np.floor(max(mean_count - _FAR * count_deviation, 0.0))
     # the tail of few failures is geometric, longer than that of a normal distribution
     most = np.ceil(mean_count + _FAR * count_deviation * (1.0 + 2.0 * _FAR / segments**0.5))
     counts = np.arange(least, max(most, 1.0) + 1.0)
-    logarithm = (
-        special.gammaln(counts + segments)
-        - special.gammaln(segments)
-        - special.gammaln(counts + 1.0)
-        - segments * share
-        + special.xlogy(counts, fails)
-    )
-    weights = np.exp(logarithm)
+    chances = _find_chances_of_counts(counts, segments, length / mtbf)
     width = deviation * np.maximum(counts, 1.0) ** 0.5
     # a failure costs a restart at least
-    never = special.ndtr(counts * (restart - cost) / width)
-    below = special.ndtr((late[..., np.newaxis] - counts * cost) / width)
+    never = special.ndtr(counts * (restart - cost.mean) / width)
+    below = special.ndtr((late[..., np.newaxis] - counts * cost.mean) / width)
     done = np.maximum(below - never, 0.0) / (1.0 - never)
     # none is before its time, and a run without a failure is done then
     done = np.where(counts == 0, 1.0, done)
     is_over = late[..., np.newaxis] >= -1e-9 * segments * length
-    return np.asarray(np.sum(weights * done * is_over, axis=-1).clip(0.0, 1.0))
+    return np.asarray(np.sum(chances * done * is_over, axis=-1).clip(0.0, 1.0))
 
 
 @closed_form()

@@ -1,5 +1,5 @@
 """Relaxed problems of placement, in which tables can be divided at will beside their largest
-shards: branch and bound over the bytes of messages and the largest shards."""
+shards: branch and bound over the bytes of messages and what the fullest rank has."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -67,23 +67,24 @@ class Limits(NamedTuple):
     nbytes : mapping of Resource to Interval
         Bytes of each message that takes time: of an average rank, and of pooled rows of the fullest
         one [B].
-    shards : mapping of Resource to Interval
-        The most that a shard adds to its rank alone [B or s].
+    fullest : mapping of Resource to Interval
+        What the fullest rank has, of seconds beside those of every rank: no shard adds more to its rank
+        alone than the upper end, and a rank has at least the lower end [B or s].
     grain : float or None
         Bytes of pooled rows of which each shard has a multiple; None if they may be any [B].
     """
 
     nbytes: Mapping[Resource, Interval]
-    shards: Mapping[Resource, Interval]
+    fullest: Mapping[Resource, Interval]
     grain: float | None
 
     def with_nbytes(self, resource: Resource, interval: Interval) -> "Limits":
         """These limits with another interval for the bytes of a message."""
         return self._replace(nbytes={**self.nbytes, resource: interval})
 
-    def with_shards(self, resource: Resource, interval: Interval) -> "Limits":
-        """These limits with another interval for the largest shard."""
-        return self._replace(shards={**self.shards, resource: interval})
+    def with_fullest(self, resource: Resource, interval: Interval) -> "Limits":
+        """These limits with another interval for what the fullest rank has of a resource."""
+        return self._replace(fullest={**self.fullest, resource: interval})
 
     def grain_of(self, resource: Resource) -> float | None:
         """Bytes of which a message has multiples on each rank; None if they may be any [B]."""
@@ -130,8 +131,8 @@ class Relaxed(NamedTuple):
 
 @dataclass(eq=False)
 class Relaxation:
-    """Relaxed problems by the bytes of messages and the largest shards, with at most so many prices
-    tried."""
+    """Relaxed problems by the bytes of messages and what the fullest rank has, with at most so many
+    prices tried."""
 
     problem: Problem
     floors: Floors
@@ -222,13 +223,13 @@ class Relaxation:
         if Resource.POOLED not in limits.nbytes:
             return np.zeros(len(self.average))
         peak = limits.nbytes[Resource.POOLED].low + (limits.grain or 0.0)
-        return self._find_unused(peak, {r: limits.shards[r].high for r in DEVICE_RESOURCES})
+        return self._find_unused(peak, {r: limits.fullest[r].high for r in DEVICE_RESOURCES})
 
     def solve_all(self) -> list[Relaxed]:
         """Relaxed problems, the least time first.
 
         The one with the least time is divided in two where its time is farthest below that of its
-        choice: by the bytes of a message or by the largest shard.
+        choice: by the bytes of a message, or by what the fullest rank has of a resource.
         """
         seconds = self.everywhere + self.average[:, DEVICE_RESOURCES].sum(axis=1)
         before = Relaxed(0.0, self.floors.cheapest_of_units(seconds), {}, None)
@@ -251,14 +252,14 @@ class Relaxation:
     def _list_limits(self) -> list[Limits]:
         """Limits of the first relaxed problems: where all shards have multiples of the grain of pooled
         rows, and where some have not."""
-        any_shard = {resource: Interval(0.0, np.inf) for resource in _OF_RANKS}
+        any_fullest = {resource: Interval(0.0, np.inf) for resource in _OF_RANKS}
         any_bytes = {}
         for resource in self.messages:
             any_bytes[resource] = Interval(0.0, self._find_most(resource))
             if resource is Resource.POOLED:  # all rows may be on one rank
                 total = self.problem.costs.ranks * any_bytes[resource].high
                 any_bytes[resource] = Interval(0.0, total)
-        limits = Limits(any_bytes, any_shard, None)
+        limits = Limits(any_bytes, any_fullest, None)
         grain = self.floors.grain
         if grain is None or Resource.POOLED not in self.messages:
             return [limits]
@@ -267,7 +268,7 @@ class Relaxation:
         whole = limits.with_nbytes(Resource.POOLED, most)._replace(grain=grain.nbytes)
         if grain.least_partial == np.inf:
             return [whole]
-        broken = limits.with_shards(Resource.PARTIAL, Interval(grain.least_partial, np.inf))
+        broken = limits.with_fullest(Resource.PARTIAL, Interval(grain.least_partial, np.inf))
         return [whole, broken]
 
     def _solve(self, limits: Limits, nearby: Relaxed) -> Relaxed:
@@ -285,7 +286,7 @@ class Relaxation:
                 return nearby._replace(time=np.inf)
         # each unit has one of its shards
         alone = np.minimum.reduceat(self.alone[allowed], first_of_unit).max(axis=0)
-        for resource, interval in limits.shards.items():
+        for resource, interval in limits.fullest.items():
             alone[resource] = max(alone[resource], interval.low)
         curves = self._list_curves(limits, alone, nearby)
         resources = [curve.resource for curve in curves]
@@ -315,7 +316,7 @@ class Relaxation:
         allowed = np.ones(len(self.average), dtype=bool)
         for resource, interval in limits.nbytes.items():
             allowed &= self.average[:, resource] <= interval.high
-        for resource, interval in limits.shards.items():
+        for resource, interval in limits.fullest.items():
             allowed &= self.alone[:, resource] <= interval.high
         if limits.grain is not None:
             allowed &= ~self._breaks_grain()
@@ -429,7 +430,7 @@ class Relaxation:
             if limits.grain is not None and self._breaks_grain()[choice].any():
                 continue
             lows = alone.copy()
-            for resource, interval in limits.shards.items():
+            for resource, interval in limits.fullest.items():
                 lows[resource] = max(lows[resource], interval.low)
             for share in _ROOM:
                 least = min(least, self._time_with_room(limits, choice, average, lows, share))
@@ -509,13 +510,14 @@ class Relaxation:
         return [Interval(interval.low, middle), Interval(middle, interval.high)]
 
     def _divide_shards(self, limits: Limits, choice: np.ndarray, alone: Array) -> list[Division]:
-        """Where limits may be divided by the largest shard: that of a choice takes longer than an
-        average rank, and is not counted yet. The middle one of such shards divides."""
+        """Where limits may be divided by what the fullest rank has: the largest shard of a choice takes
+        longer than an average rank, and is not counted yet. The middle one of such shards divides: either
+        the fullest rank has less, so no rank has this shard, or it has at least as much."""
         divisions = []
         for resource in (*DEVICE_RESOURCES, *self.messages):
             if resource in REDUCED:
                 continue
-            interval, grain = limits.shards[resource], limits.grain_of(resource)
+            interval, grain = limits.fullest[resource], limits.grain_of(resource)
             of_rank = float(self.average[choice, resource].sum())
             counted = max(of_rank, float(alone[resource]))
             of_units = self.alone[choice, resource]
@@ -529,7 +531,7 @@ class Relaxation:
             middle = float(large[len(large) // 2]) * (1 - ROUNDING)
             halves = []
             for half in (Interval(interval.low, middle), Interval(middle, interval.high)):
-                halves.append(limits.with_shards(resource, half))
+                halves.append(limits.with_fullest(resource, half))
             divisions.append(Division(gap, halves))
         return divisions
 
@@ -550,7 +552,7 @@ class Relaxation:
         for curve, price_of_curve in zip(curves, prices, strict=True):
             if curve.resource is Resource.POOLED:
                 price = float(price_of_curve)
-        within = {r: limits.shards[r].high for r in DEVICE_RESOURCES}
+        within = {r: limits.fullest[r].high for r in DEVICE_RESOURCES}
         interval = limits.nbytes[Resource.POOLED]
         peak = interval.low + (limits.grain or 0.0)
         before = self._find_unused(peak, within)[choice].sum()
@@ -559,7 +561,7 @@ class Relaxation:
             pooled = _round_up(pooled, limits.grain)
         pooled = min(pooled, interval.high)
         for resource in self.light_curves:
-            seconds = limits.shards[resource]
+            seconds = limits.fullest[resource]
             counted = max(
                 float(self.average[choice, resource].sum()),
                 float(self.alone[choice, resource].max()),
@@ -585,7 +587,7 @@ class Relaxation:
                     halves.append(limits.with_nbytes(Resource.POOLED, half))
             else:
                 for half in (Interval(seconds.low, middle), Interval(middle, seconds.high)):
-                    halves.append(limits.with_shards(resource, half))
+                    halves.append(limits.with_fullest(resource, half))
             if halves:
                 divisions.append(Division(best_gain, halves))
         return divisions
