@@ -39,7 +39,6 @@ EXEMPT = {
     "partitions.compressed_time": "no workload compresses its gradients",
     "partitions.exposed_time": "pieces that are made and then sent; predictions know each message and "
     "the kernels beside it (`time_beside`)",
-    "failures.young_interval": "the first order of `daly_interval`, which predictions take",
     "experts.share_tokens": "the busiest rank is compared with the mean of all, which grows as much",
     "kernels.at_usual_pace": "corrects what was measured on a disturbed machine",
     "distributions.count_frequent_rows": "says which rows a plan may copy; predictions take plans",
