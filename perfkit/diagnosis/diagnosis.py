@@ -10,10 +10,11 @@ import polars as pl
 
 from perfkit.diagnosis.candidates import explain_unknown
 from perfkit.diagnosis.causes import find_causes, settle
+from perfkit.diagnosis.findings import Finding
 from perfkit.diagnosis.models import Model
 from perfkit.diagnosis.networks import read_adapters
 from perfkit.diagnosis.records import Adapters
-from perfkit.diagnosis.result import Diagnosis, Finding
+from perfkit.diagnosis.result import Diagnosis
 from perfkit.diagnosis.systems import System, describe_system, find_system
 from perfkit.diagnosis.verdicts import find_too_slow, judge_run
 from perfkit.ground.files import check_paths

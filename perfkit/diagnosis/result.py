@@ -1,7 +1,7 @@
 """What a diagnosis gives: the answer in one line, a table, causes, a chart and thresholds."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,80 +10,35 @@ import polars as pl
 
 from perfkit.diagnosis.causes import ALARM_NAMES
 from perfkit.diagnosis.causes_between import compare_runs
-from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Verdict, Word
-from perfkit.diagnosis.verdicts import find_first_slow
-from perfkit.diagnosis.words import (
-    write_microseconds,
-    write_rate,
-    write_rates,
-    write_size,
-    write_times,
+from perfkit.diagnosis.findings import Finding, find_worst, rank_finding
+from perfkit.diagnosis.records import Case, Cause, Certainty, Verdict, Word
+from perfkit.diagnosis.texts import (
+    describe_cause,
+    describe_finding,
+    list_notes,
+    name_kind,
+    say_counts,
+    say_finding,
+    say_logs,
+    tabulate_cause,
+    tabulate_findings,
+    tabulate_spread,
+    tabulate_thresholds,
 )
+from perfkit.diagnosis.words import write_microseconds, write_size
 from perfkit.ground.results import Picture, Sections, Table, Tabular
-from perfkit.ground.units import escape, format_count, format_table
+from perfkit.ground.units import escape, format_count
 from perfkit.models.collectives import OPERATIONS, bus_factor
 
 #: Most runs that a text shows one by one, and panels of a chart [-].
 _MOST_RUNS = 12
 _MOST_PANELS = 2
-#: Most logs that are named one by one [-].
-_MOST_LOGS = 3
 #: Name of the cause that says that none is known.
 _UNEXPLAINED = "not enough to say"
 #: Runs differ if the slowest of the same size takes so much longer than the fastest [-].
 _DIFFER = 1.1
-#: What is said first: what is wrong, then what is right.
-_ORDER = (Word.WRONG, Word.TOO_GOOD, Word.SLOW, Word.EXPECTED, Word.LOW, Word.UNKNOWN)
-#: What is neither as expected nor slow.
-_LOW = f"{Word.LOW.value}: below the interval of 80 % of healthy runs, not beyond the limit of slow ones, which 1 of 130 passes"
 #: Verdicts that a health check fails for.
 _SICK = frozenset((Word.WRONG.value, Word.TOO_GOOD.value, Word.SLOW.value))
-_CERTAINTIES = {
-    Certainty.SEEN: "the log says so",
-    Certainty.LIKELY: "likely",
-    Certainty.POSSIBLE: "possible",
-}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One run of a log, with the causes of what it shows.
-
-    Parameters
-    ----------
-    case : Case
-        The run with its verdicts.
-    causes : tuple of Cause
-        The surest one first.
-    system : str
-        The system in words.
-    reason : str
-        Why nothing is expected; empty where something is.
-    """
-
-    case: Case
-    causes: tuple[Cause, ...]
-    system: str
-    reason: str = ""
-
-    @property
-    def word(self) -> Word:
-        """The verdict on the whole run. It is low where its largest messages are."""
-        if self.count_wrong():
-            return Word.WRONG
-        words = {verdict.word for verdict in self.case.verdicts}
-        if not words & {Word.SLOW, Word.TOO_GOOD} and self.case.verdicts:
-            largest = self.case.verdicts[-1]
-            if largest.word is Word.LOW and largest.sizes is Range.BANDWIDTH:
-                return Word.LOW
-        for word in _ORDER:
-            if word in words:
-                return word
-        return Word.UNKNOWN
-
-    def count_wrong(self) -> int:
-        """Rows whose results hold wrong values [-]."""
-        return 0 if self.case.facts is None else len(self.case.facts.wrong_lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +70,7 @@ class Diagnosis(Tabular):
     @property
     def _word(self) -> Word:
         words = {finding.word for finding in self.findings}
-        for word in _ORDER:
-            if word in words:
-                return word
-        return Word.UNKNOWN
+        return find_worst(words)
 
     @property
     def ok(self) -> bool | None:
@@ -139,7 +91,7 @@ class Diagnosis(Tabular):
         those of the run that is named first; each once, with the evidence of the first run that has it.
         Alarms stand before them, remarks behind. That no cause is known is left out beside one that is."""
         causes = list(self._between)
-        for finding in sorted(self.findings, key=_rank):
+        for finding in sorted(self.findings, key=rank_finding):
             causes += self._explain(finding)
         merged: dict[tuple[str, str], Cause] = {}
         for cause in causes:
@@ -248,7 +200,7 @@ class Diagnosis(Tabular):
         """
         from perfkit.plots.diagnoses import measured_against_links  # loads Altair
 
-        shown = sorted(self.findings, key=_rank)[:_MOST_PANELS]
+        shown = sorted(self.findings, key=rank_finding)[:_MOST_PANELS]
         rows = []
         for finding in shown:
             title = f"{finding.case.operation}, {finding.case.file}"
@@ -261,12 +213,9 @@ class Diagnosis(Tabular):
 
     def headline(self) -> str:
         """The answer in one line, see `perfkit.ground.results.Reported.headline`."""
-        first = min(self.findings, key=_rank)
-        text = f"{self.verdict}: {_say_run(first)}"
-        if first.word is Word.WRONG:
-            text = _say_wrong(first)
+        first = min(self.findings, key=rank_finding)
+        text = say_finding(first)
         if first.word in (Word.SLOW, Word.TOO_GOOD):
-            text = _say_sick(first)
             explaining = [cause for cause in self._explain(first) if first.word in cause.explains]
             explaining += [cause for cause in self._between if first.word in cause.explains]
             if explaining:
@@ -279,7 +228,7 @@ class Diagnosis(Tabular):
         counts = self.count_words()
         sick = {word: count for word, count in counts.items() if word in _SICK}
         if len(sick) > 1:
-            return f"{_say_counts(sick, len(self.findings))}; {escape(first.case.file, 80)}: {text}"
+            return f"{say_counts(sick, len(self.findings))}; {escape(first.case.file, 80)}: {text}"
         same = sum(finding.word is first.word for finding in self.findings)
         files = {finding.case.file for finding in self.findings}
         if first.word in (Word.EXPECTED, Word.UNKNOWN) or len(files) == 1:
@@ -322,10 +271,10 @@ class Diagnosis(Tabular):
             assumed.
         """
         lines = [self.headline(), ""]
-        shown = sorted(self.findings, key=_rank)[:_MOST_RUNS]
+        shown = sorted(self.findings, key=rank_finding)[:_MOST_RUNS]
         several = len(self.findings) > 1
         for finding in shown:
-            lines += _describe_finding(finding, with_file=several)
+            lines += describe_finding(finding, with_file=several)
         if len(shown) < len(self.findings):
             count = format_count(len(self.findings) - len(shown), "more run")
             lines.append(f"and {count}; .table() has them all")
@@ -347,17 +296,18 @@ class Diagnosis(Tabular):
 
     def sections(self) -> Sections:
         """Parts of a report, see `perfkit.ground.results.Sections`."""
+        shown = sorted(self.findings, key=rank_finding)[:_MOST_RUNS]
         yield "", self.chart()
-        yield "By sizes", _tabulate_findings(sorted(self.findings, key=_rank))
+        yield "By sizes", tabulate_findings(shown)
         for cause in self.causes:
-            head = "Note" if not cause.explains else f"Why ({_CERTAINTIES[cause.certainty]})"
-            yield f"{head}{self._name_logs(cause)}: {cause.sentence}", _tabulate_cause(cause)
+            head = name_kind(cause).capitalize()
+            yield f"{head}{self._name_logs(cause)}: {cause.sentence}", tabulate_cause(cause)
         spread = self.spread()
         if len(spread):
-            yield "Runs beside each other", _tabulate_spread(spread)
+            yield "Runs beside each other", tabulate_spread(spread)
         thresholds = self.thresholds()
         if len(thresholds):
-            yield "Floors of a health check", _tabulate_thresholds(thresholds)
+            yield "Floors of a health check", tabulate_thresholds(thresholds)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values, for JSON.
@@ -410,18 +360,18 @@ class Diagnosis(Tabular):
         beside each other."""
         if len({finding.case.file for finding in self.findings}) == 1:
             return ""
-        return _say_logs(self._logs.get((cause.name, cause.sentence), []))
+        return say_logs(self._logs.get((cause.name, cause.sentence), []))
 
     def _describe_notes(self, shown: Sequence[Finding]) -> list[str]:
         """Lines on what expectations rest on, each once, with its logs where they are not all."""
         logs: dict[str, list[str]] = {}
         for finding in shown:
-            for note in _list_notes(finding):
+            for note in list_notes(finding):
                 logs.setdefault(note, []).append(finding.case.file)
         every = {finding.case.file for finding in shown}
         lines = []
         for note, files in logs.items():
-            of = "" if set(files) == every else _say_logs(files).removeprefix(", ") + ": "
+            of = "" if set(files) == every else say_logs(files).removeprefix(", ") + ": "
             lines.append(f"{of}{note}")
         return lines
 
@@ -503,20 +453,6 @@ def _arrange(causes: Sequence[Cause]) -> list[Cause]:
     return [*alarms, *explaining, *(cause for cause in others if not cause.explains)]
 
 
-def _rank(finding: Finding) -> tuple[int, float]:
-    """Place of a run in a text: what is wrong first, the worst first."""
-    worst = 0.0
-    for verdict in finding.case.verdicts:
-        if verdict.word is finding.word and verdict.expected_s:
-            worst = max(worst, verdict.seconds / verdict.expected_s)
-    is_sick = finding.word in (Word.TOO_GOOD, Word.SLOW)
-    return _ORDER.index(finding.word), -worst if is_sick else 0.0
-
-
-# -- rows
-# --------------------------------------------------------------------------------------------------
-
-
 def _show_rows(case: Case) -> Table:
     """Rows of a run under the names that people see."""
     rows = case.rows.rename(
@@ -588,248 +524,6 @@ def _list_verdict(case: Case, verdict: Verdict) -> dict[str, Any]:
 def _find_rate(verdict: Verdict, seconds: float | None) -> float | None:
     """Bus bandwidth of a time of the size that a verdict names [B/s]; None for no time."""
     return None if not seconds else verdict.busbw * verdict.seconds / seconds
-
-
-# -- words
-# --------------------------------------------------------------------------------------------------
-
-
-def _say_counts(counts: Mapping[str, int], runs: int) -> str:
-    """How many runs have each verdict, as in ``3 of 4 runs slow, 1 too good``."""
-    parts = [f"{count} {word}" for word, count in counts.items()]
-    word, count = next(iter(counts.items()))
-    return ", ".join([f"{count} of {runs} runs {word}", *parts[1:]])
-
-
-def _say_run(finding: Finding) -> str:
-    """What was measured of a run, in one clause."""
-    case = finding.case
-    parts: list[str] = []
-    for sizes in (Range.BANDWIDTH, Range.MIDDLE, Range.LATENCY):
-        verdict = case.find(sizes)
-        if verdict is not None and (sizes is not Range.MIDDLE or not parts):
-            parts.append(_say_measured(verdict))
-    text = f"{case.operation} {', '.join(parts)}"
-    if finding.word is Word.EXPECTED:
-        bandwidth = case.find(Range.BANDWIDTH)
-        if bandwidth is None:
-            return f"{text}; the log has no sizes that show the bandwidth"
-        if case.expectation.algorithm is not None:
-            return f"{text}, for the algorithm that was asked for ({case.expectation.algorithm})"
-        return text
-    if finding.word is Word.LOW:
-        largest = case.verdicts[-1]
-        text = f"{case.operation} {_say_measured(largest)}"
-        return f"{text} where {_say_expected(largest)} are expected; some healthy runs are as low"
-    return f"{text}; {finding.reason}" if finding.reason else text
-
-
-def _say_wrong(finding: Finding) -> str:
-    """What is wrong with the results of a run, in one clause."""
-    count = finding.count_wrong()
-    facts = finding.case.facts
-    first = "" if facts is None else f", the first in line {facts.wrong_lines[0]}"
-    results = "1 result of" if count == 1 else f"{count} results of"
-    verb = "holds" if count == 1 else "hold"
-    return (
-        f"{Word.WRONG.value}: {results} {finding.case.operation} {verb} wrong values{first}; "
-        "no time of it means anything"
-    )
-
-
-def _say_measured(verdict: Verdict) -> str:
-    """The figure of a range of sizes: a time where start-ups take it, and where one rank has no bus
-    bandwidth."""
-    if verdict.sizes is Range.LATENCY or verdict.busbw == 0.0:
-        return f"{write_microseconds(verdict.seconds)} at {write_size(verdict.nbytes)}"
-    return f"{write_rate(verdict.busbw)} at {write_size(verdict.nbytes)}"
-
-
-def _say_expected(verdict: Verdict) -> str:
-    """The interval of a range of sizes; empty where nothing is expected."""
-    if verdict.low_s is None or verdict.high_s is None:
-        return ""
-    if verdict.sizes is Range.LATENCY:
-        return write_times(verdict.low_s, verdict.high_s)
-    moved = verdict.busbw * verdict.seconds
-    return write_rates(moved / verdict.high_s, moved / verdict.low_s)
-
-
-def _say_sick(finding: Finding) -> str:
-    """What is wrong with a run, in one clause, and what is right of it."""
-    sick = [verdict for verdict in finding.case.verdicts if verdict.word is finding.word]
-    sizes = {verdict.sizes for verdict in sick}
-    named = sick[-1] if Range.BANDWIDTH in sizes else sick[0]
-    text = f"{finding.case.operation} {_say_measured(named)}"
-    expected = _say_expected(named)
-    limit = finding.case.expectation.limit
-    if finding.word is Word.TOO_GOOD and limit is not None:
-        text += f", more than the {write_rate(limit)} that its links can carry"
-    elif expected:
-        text += f" where {expected} are expected"
-    span = ""
-    if finding.word is Word.SLOW:
-        first = _find_first_slow(finding)
-        right = finding.case.find(Range.BANDWIDTH)
-        if first is not None:
-            span = f" from {write_size(first)} on"
-        elif right is not None and right.word is Word.EXPECTED:
-            span = f" up to {write_size(sick[-1].largest)}"
-            text += f", as expected from {write_size(right.smallest)} on ({_say_measured(right)})"
-    return f"{finding.word.value}{span}: {text}"
-
-
-def _find_first_slow(finding: Finding) -> int | None:
-    """The size from which on all are slow [B]; None where none is, or where no smaller one is right."""
-    words = {verdict.sizes: verdict.word for verdict in finding.case.verdicts}
-    if words.get(Range.LATENCY) is not Word.EXPECTED:
-        return None
-    return find_first_slow(finding.case.rows)
-
-
-#: A smaller share of a link says nothing: start-ups take the time [-].
-_LEAST_SHARE = 0.01
-_HEADS = ("sizes", "at", "measured", "expected (80 %)", "slow beyond", "of the link", "verdict")
-
-
-def _list_ranges(case: Case) -> list[Sequence[str]]:
-    """Ranges of sizes of a run as rows of text, under `_HEADS`."""
-    rows: list[Sequence[str]] = []
-    for verdict in case.verdicts:
-        span = write_size(verdict.smallest)
-        if verdict.largest != verdict.smallest:
-            span += f" to {write_size(verdict.largest)}"
-        measured = _say_measured(verdict).rpartition(" at ")[0]
-        share = "–"
-        has_share = verdict.line_share is not None and verdict.line_share >= _LEAST_SHARE
-        if has_share and verdict.sizes is not Range.LATENCY:
-            share = f"{verdict.line_share:.0%}"
-        expected = _say_expected(verdict) or "–"
-        size = write_size(verdict.nbytes)
-        limit = _say_limit(verdict) or "–"
-        rows.append((span, size, measured, expected, limit, share, _say_word(verdict)))
-    return rows
-
-
-def _say_limit(verdict: Verdict) -> str:
-    """Where slow begins; empty where that is not known, or where a run is slow for another reason."""
-    if verdict.slow_s is None or verdict.low_s is None:
-        return ""
-    if verdict.word is Word.SLOW and verdict.seconds < verdict.slow_s:
-        return ""
-    if verdict.sizes is Range.LATENCY:
-        return write_microseconds(verdict.slow_s)
-    return write_rate(verdict.busbw * verdict.seconds / verdict.slow_s)
-
-
-def _say_word(verdict: Verdict) -> str:
-    """What is said of a range; that a time is right and yet longer than its interval is said, too."""
-    is_long = verdict.high_s is not None and verdict.seconds > verdict.high_s
-    if verdict.word is Word.EXPECTED and is_long:
-        return f"{verdict.word.value}, barely"
-    return verdict.word.value
-
-
-def _describe_finding(finding: Finding, *, with_file: bool) -> list[str]:
-    """A run in words: what it is, and a table of its ranges."""
-    case = finding.case
-    where = f"{escape(case.file, 80)}: " if with_file else ""
-    head = f"{where}{case.operation}, {finding.system}"
-    lines = [head, format_table([_HEADS, *_list_ranges(case)])]
-    if any(verdict.word is Word.LOW for verdict in case.verdicts):
-        lines.append(_LOW)
-    return [*lines, ""]
-
-
-def _say_logs(files: Sequence[str]) -> str:
-    """Names of logs after a comma, of many their number."""
-    names = list(dict.fromkeys(files))
-    if len(names) > _MOST_LOGS:
-        return f", {len(names)} logs"
-    return "".join(f", {escape(name, 80)}" for name in names)
-
-
-def describe_cause(cause: Cause, logs: str = "") -> list[str]:
-    """Write a cause in lines.
-
-    Parameters
-    ----------
-    cause : Cause
-        The cause.
-    logs : str, optional
-        Names of its logs, each after a comma.
-
-    Returns
-    -------
-    lines : list of str
-        Its sentence, evidence, advice and citations.
-    """
-    head = "note" if not cause.explains else f"why ({_CERTAINTIES[cause.certainty]})"
-    lines = [f"{head}{logs}: {cause.sentence}"]
-    lines += [f"  seen: {_say_evidence(evidence)}" for evidence in cause.evidence]
-    lines += [f"  try: {advice}" for advice in cause.advice]
-    if cause.citations:
-        lines.append(f"  see: {', '.join(cause.citations)}")
-    return lines
-
-
-def _say_evidence(evidence: Evidence) -> str:
-    """Evidence with its place."""
-    if evidence.line is None:
-        return evidence.text
-    return f"{evidence.text} ({escape(evidence.file, 80)} line {evidence.line})"
-
-
-def _list_notes(finding: Finding) -> list[str]:
-    """What the expectation of a run rests on, and what is uncertain about it."""
-    expectation = finding.case.expectation
-    if expectation.system is None or not expectation.source:
-        return []
-    lines = [f"note: {note}" for note in expectation.notes]
-    return [*lines, f"expected with {expectation.system}: {expectation.source}"]
-
-
-def _tabulate_findings(findings: Sequence[Finding]) -> list[Sequence[str]]:
-    """Runs as rows of text for a report, heads first."""
-    rows: list[Sequence[str]] = [("run", "system", *_HEADS)]
-    for finding in findings[:_MOST_RUNS]:
-        name = f"{escape(finding.case.file, 80)}: {finding.case.operation}"
-        for row in _list_ranges(finding.case):
-            rows.append((name, finding.system, *row))
-    return rows
-
-
-def _tabulate_cause(cause: Cause) -> list[Sequence[str]]:
-    """Evidence and advice of a cause as rows of text for a report, heads first."""
-    rows: list[Sequence[str]] = [("what", "")]
-    rows += [("seen", _say_evidence(evidence)) for evidence in cause.evidence]
-    rows += [("try", advice) for advice in cause.advice]
-    if cause.citations:
-        rows.append(("see", ", ".join(cause.citations)))
-    return rows
-
-
-def _tabulate_spread(frame: Table) -> list[Sequence[str]]:
-    """Runs of the same operation as rows of text for a report, heads first."""
-    rows: list[Sequence[str]] = [
-        ("operation", "ranks", "size", "runs", "fastest", "median", "slowest")
-    ]
-    for row in frame.iter_rows(named=True):
-        times = [write_microseconds(row[f"{name}_s"]) for name in ("fastest", "median", "slowest")]
-        size = write_size(row["size_bytes"])
-        rows.append((row["operation"], f"{row['ranks']}", size, f"{row['runs']}", *times))
-    return rows
-
-
-def _tabulate_thresholds(frame: Table) -> list[Sequence[str]]:
-    """Floors as rows of text for a report, heads first."""
-    rows: list[Sequence[str]] = [("operation", "ranks", "size", "longest", "least bus bandwidth")]
-    for row in frame.iter_rows(named=True):
-        longest = write_microseconds(row["longest_s"])
-        least = write_rate(row["least_busbw_bytes_per_s"])
-        size = write_size(row["size_bytes"])
-        rows.append((row["operation"], f"{row['ranks']}", size, longest, least))
-    return rows
 
 
 def _list_cause(cause: Cause) -> dict[str, Any]:
