@@ -25,6 +25,7 @@ from perfkit.readers.collective_rows import (
     read_seconds,
     read_size,
 )
+from perfkit.readers.rank_bounds import LEAST_HALVES
 
 #: Head of its table, and the line of its older version.
 HEAD = re.compile(
@@ -46,8 +47,6 @@ _ROW_START = re.compile(r"\|\s*\d[\d.]*[KMGT]?i?B \|")
 _SCALES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 #: Half of the last printed digit of a rate in a table [GB/s].
 _HALF = 0.00501
-#: Largest error of a rate by its printed digits [-].
-_COARSE = 0.05
 
 
 class _Printed(NamedTuple):
@@ -145,7 +144,7 @@ def _add_table(found: Measurements, table: _PrintedTable) -> None:
         raise MisfitError(table.rows[0].line, table.rows[0].text, NAME_RANKS)
     coarse = 0
     for row in table.rows:
-        if row.rates.algbw < _HALF / _COARSE:
+        if row.rates.algbw < LEAST_HALVES * row.rates.half:
             coarse += 1
             continue
         seconds = read_seconds(row.line, row.text, row.nbytes, 1e-9 / row.rates.algbw)

@@ -61,7 +61,9 @@ _ALIASES = {"inference_all_reduce": "all_reduce", "all_reduce_coalesced": "all_r
 _TELLING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 #: Half of the last printed digit of a time in a summary [ms].
 _HALF = 0.005
-#: Largest error of a time by its printed digits [-].
+#: Largest error of a time by its printed digits that is read [-]. Choice: times below 0.05 ms, which
+#: have a larger one, are start-ups, and an error evenly within ± 0.1 has a standard deviation of
+#: 0.1 / √3 = 0.06, small beside the 0.71 with which start-ups are expected (docs/formulas.md, table 12.1).
 _COARSE = 0.1
 
 

@@ -1,8 +1,8 @@
 """Which benchmark printed a text: those that are read as collectives, beside nccl-tests, and those that
 are refused by their name.
 
-A new benchmark is one `Dialect`: how it is recognised, and the function that reads it. Its file says
-what its sizes and times mean, with the source of that.
+A new benchmark is one `BenchmarkDialect`: how it is recognised, and the function that reads it. Its
+file says what its sizes and times mean, with the source of that.
 """
 
 import re
@@ -25,7 +25,7 @@ _SEARCHED = 2**20
 
 
 @dataclass(frozen=True)
-class Dialect:
+class BenchmarkDialect:
     """Output of a benchmark of collectives that is read.
 
     Parameters
@@ -67,32 +67,40 @@ class Foreign:
 
 #: Benchmarks of collectives that are read, beside nccl-tests and rccl-tests.
 DIALECTS = (
-    Dialect("oneCCL's benchmark", "t_avg[usec]", oneccl.HEAD, oneccl.read_oneccl),
-    Dialect("oneCCL's benchmark (CSV)", "#ranks,", oneccl.CSV_HEAD, oneccl.read_oneccl_csv),
-    Dialect("HCCL Test", "alg_bandwidth(GB/s)", hccl.HEAD, hccl.read_hccl),
-    Dialect(
+    BenchmarkDialect("oneCCL's benchmark", "t_avg[usec]", oneccl.HEAD, oneccl.read_oneccl),
+    BenchmarkDialect(
+        "oneCCL's benchmark (CSV)", "#ranks,", oneccl.CSV_HEAD, oneccl.read_oneccl_csv
+    ),
+    BenchmarkDialect("HCCL Test", "alg_bandwidth(GB/s)", hccl.HEAD, hccl.read_hccl),
+    BenchmarkDialect(
         "DeepSpeed's communication logger",
         "Comm. Op",
         deepspeed_comm.SUMMARY_HEAD,
         deepspeed_comm.read_summary,
     ),
-    Dialect(
+    BenchmarkDialect(
         "DeepSpeed's communication benchmark",
         "---- Performance of",
         deepspeed_comm.BENCHMARK_HEAD,
         deepspeed_comm.read_benchmark,
     ),
-    Dialect("PARAM's comms.py", "COMMS-RES", param_comms.HEAD, param_comms.read_param),
-    Dialect("OSU micro-benchmarks", "# OSU ", osu.HEAD, osu.read_osu),
-    Dialect(
+    BenchmarkDialect("PARAM's comms.py", "COMMS-RES", param_comms.HEAD, param_comms.read_param),
+    BenchmarkDialect("OSU micro-benchmarks", "# OSU ", osu.HEAD, osu.read_osu),
+    BenchmarkDialect(
         "all_reduce_bench.py of ml-engineering",
         "GBps",
         all_reduce_bench.HEAD,
         all_reduce_bench.read_all_reduce_bench,
     ),
-    Dialect("rccl-tests (CSV)", "numCycle,", rccl_files.CSV_HEAD, rccl_files.read_rccl_csv),
-    Dialect("rccl-tests (JSON)", '"numCycle"', rccl_files.JSON_HEAD, rccl_files.read_rccl_json),
-    Dialect("mscclpp-test (JSON)", '"busBw"', rccl_files.MSCCLPP_HEAD, rccl_files.read_rccl_json),
+    BenchmarkDialect(
+        "rccl-tests (CSV)", "numCycle,", rccl_files.CSV_HEAD, rccl_files.read_rccl_csv
+    ),
+    BenchmarkDialect(
+        "rccl-tests (JSON)", '"numCycle"', rccl_files.JSON_HEAD, rccl_files.read_rccl_json
+    ),
+    BenchmarkDialect(
+        "mscclpp-test (JSON)", '"busBw"', rccl_files.MSCCLPP_HEAD, rccl_files.read_rccl_json
+    ),
 )
 _RUN_COLLECTIVES = "run all_reduce_perf of nccl-tests or rccl-tests on the same nodes"
 _NAME_LINKS = f"the rate of one link; {_RUN_COLLECTIVES}"
@@ -192,7 +200,7 @@ FOREIGN = (
 )
 
 
-def find_dialect(text: str) -> Dialect | None:
+def find_dialect(text: str) -> BenchmarkDialect | None:
     """Find the benchmark that printed a text; None for nccl-tests, and for anything else.
 
     Parameters
@@ -202,7 +210,7 @@ def find_dialect(text: str) -> Dialect | None:
 
     Returns
     -------
-    dialect : Dialect or None
+    dialect : BenchmarkDialect or None
         Its entry.
 
     Examples

@@ -30,7 +30,7 @@ from perfkit.readers.collective_rows import (
     number_lines,
     spell_dtype,
 )
-from perfkit.readers.dialects import Dialect, find_dialect, holds_dialect, name_foreign
+from perfkit.readers.dialects import BenchmarkDialect, find_dialect, holds_dialect, name_foreign
 from perfkit.readers.log_facts import LogFacts, Setting
 from perfkit.readers.log_text import COLOURS, has_ending, list_files, read_text
 from perfkit.readers.nccl_facts import gather_facts, gather_file_facts
@@ -403,7 +403,7 @@ def _find_runs(text: str, file: str, partial: bool) -> _Runs:
     )
 
 
-def _read_dialect(dialect: Dialect, file: str, text: str) -> _Content:
+def _read_dialect(dialect: BenchmarkDialect, file: str, text: str) -> _Content:
     """Rows of a log of another benchmark than nccl-tests."""
     with reading(file, f"pass what {dialect.name} printed"):
         plain = COLOURS.sub("", text)

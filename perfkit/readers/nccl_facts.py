@@ -674,7 +674,8 @@ def gather_facts(
         What a job script exports holds for all runs after it.
     """
     collectors = [_Collector(hosts=_list_hosts(run)) for run in runs]
-    ends = [_find_begin(lines, run.begin) - 1 for run in runs[1:]] + [lines[-1][0] if lines else 1]
+    ends = [_find_begin(lines, run.begin) - 1 for run in runs[1:]]
+    ends.append(lines[-1][0] if lines else 1)
     place = 0
     latest = 0  # the last run that has a line
     exported: dict[str, Setting] = {}
@@ -683,7 +684,9 @@ def gather_facts(
         while line > ends[place]:
             place += 1
         is_behind = 0 < runs[place].end < line and "CCL " not in text
-        owner = min(place + int(is_behind), len(runs) - 1)
+        owner = place
+        if is_behind and place + 1 < len(runs):
+            owner = place + 1
         collector = collectors[owner]
         if owner > latest:
             latest = owner
@@ -692,11 +695,12 @@ def gather_facts(
             _note_exported(exported, collector, line, text)
         unfinished = _take_line(collector, line, text, unfinished)
     facts = []
-    begins = [1, *(end + 1 for end in ends)]
-    for run, collector, begin, end in zip(runs, collectors, begins, ends, strict=False):
+    begin = 1
+    for run, collector, end in zip(runs, collectors, ends, strict=True):
         collector.add_devices(run.devices)
         collector.add_choices(run)
         facts.append(replace(collector.finish(file, begin, end), wrong_lines=run.wrong_lines))
+        begin = end + 1
     return tuple(facts)
 
 

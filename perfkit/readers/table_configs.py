@@ -52,8 +52,18 @@ from perfkit.readers.torchrec_tables import (
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 _COLUMNS = (
-    *("rows", "dim", "pooling", "exponent", "itemsize", "name"),
-    *("module", "kernel", "load_factor", "weighted", "pooled", "dtype"),
+    "rows",
+    "dim",
+    "pooling",
+    "exponent",
+    "itemsize",
+    "name",
+    "module",
+    "kernel",
+    "load_factor",
+    "weighted",
+    "pooled",
+    "dtype",
     "num_features",
 )
 _CONSTRAINTS_OF_OTHERS = (

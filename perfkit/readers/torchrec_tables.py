@@ -18,9 +18,18 @@ from perfkit.workloads.torchrec_format import KERNELS
 
 #: Formats of numbers by the names of torchrec.types.DataType and of torch.
 _FORMATS = {
-    **{"FP32": "fp32", "FP16": "fp16", "BF16": "bf16", "INT8": "int8", "UINT8": "int8"},
-    **{"NFP8": "fp8", "FLOAT32": "fp32", "FLOAT": "fp32", "FLOAT16": "fp16", "HALF": "fp16"},
-    **{"BFLOAT16": "bf16", "FLOAT8_E4M3FN": "fp8"},
+    "FP32": "fp32",
+    "FP16": "fp16",
+    "BF16": "bf16",
+    "INT8": "int8",
+    "UINT8": "int8",
+    "NFP8": "fp8",
+    "FLOAT32": "fp32",
+    "FLOAT": "fp32",
+    "FLOAT16": "fp16",
+    "HALF": "fp16",
+    "BFLOAT16": "bf16",
+    "FLOAT8_E4M3FN": "fp8",
 }
 #: Bytes of whole numbers, which no table that is trained has, by the same names [B].
 _BYTES = {"INT64": 8, "INT32": 4}
@@ -35,22 +44,43 @@ _SIZES = ("num_embeddings", "embedding_dim")
 #: Fields whose values are read.
 _READ = (
     *_SIZES,
-    *("data_type", "feature_names", "pooling_factor", "pooling_factors"),
-    *("num_poolings", "is_weighted", "compute_kernel", "compute_kernels", "cache_params"),
-    *("use_virtual_table", "output_dtype"),
+    "data_type",
+    "feature_names",
+    "pooling_factor",
+    "pooling_factors",
+    "num_poolings",
+    "is_weighted",
+    "compute_kernel",
+    "compute_kernels",
+    "cache_params",
+    "use_virtual_table",
+    "output_dtype",
 )
 #: Fields of configurations that change no time and no memory of training, or that are not priced.
 _UNUSED = (
-    *("weight_init_max", "weight_init_min", "num_embeddings_post_pruning", "init_fn", "need_pos"),
-    *("input_dim", "total_num_buckets", "virtual_table_eviction_policy", "stash_weights"),
-    *("enable_embedding_update", "has_feature_processor", "embedding_names"),
+    "weight_init_max",
+    "weight_init_min",
+    "num_embeddings_post_pruning",
+    "init_fn",
+    "need_pos",
+    "input_dim",
+    "total_num_buckets",
+    "virtual_table_eviction_policy",
+    "stash_weights",
+    "enable_embedding_update",
+    "has_feature_processor",
+    "embedding_names",
 )
 #: Fields of constraints that say how a table may be placed, see `perfkit.read_parameter_constraints`.
 PLACING = ("sharding_types", "min_partition")
 #: Fields of constraints that are not priced.
 _UNUSED_CONSTRAINTS = (
-    *("batch_sizes", "enforce_hbm", "stochastic_rounding", "bounds_check_mode"),
-    *("device_group", "key_value_params"),
+    "batch_sizes",
+    "enforce_hbm",
+    "stochastic_rounding",
+    "bounds_check_mode",
+    "device_group",
+    "key_value_params",
 )
 #: All fields of TorchRec that are known, ``name`` and ``pooling`` apart, which are perfkit's, too.
 TORCHREC_FIELDS = (*_READ, *_UNUSED, *PLACING, *_UNUSED_CONSTRAINTS)

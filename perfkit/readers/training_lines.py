@@ -1,6 +1,6 @@
 """Lines of training logs that say how long an iteration took, by the software that prints them.
 
-`DIALECTS` has a record for each form of line. `find_step_lines` reads them, and `find_events` what
+`STEP_DIALECTS` has a record for each form of line. `find_step_lines` reads them, and `find_events` what
 stands between them: starts, checkpoints and evaluations.
 """
 
@@ -62,7 +62,7 @@ class PrintedValue(NamedTuple):
         return None
 
 
-class Dialect(NamedTuple):
+class StepDialect(NamedTuple):
     """A form of lines of steps.
 
     Parameters
@@ -90,7 +90,7 @@ class Dialect(NamedTuple):
 #: Megatron-LM, megatron/training/training.py, `training_log`, from 2020 to 2026, with the names of
 #: Megatron-DeepSpeed, GPT-NeoX, NeMo's Megatron-Bridge, and of Primus (AMD-AGI/Primus, training_log patches),
 #: which prints a mean behind each value.
-_MEGATRON = Dialect(
+_MEGATRON = StepDialect(
     name="megatron",
     is_mean=True,
     markers=("elapsed time per iteration",),
@@ -111,7 +111,7 @@ _MEGATRON = Dialect(
     ),
 )
 #: pytorch/torchtitan, torchtitan/components/metrics.py; words (wps) in 2024, tokens since.
-_TORCHTITAN = Dialect(
+_TORCHTITAN = StepDialect(
     name="torchtitan",
     is_mean=True,
     markers=("tps:", "wps:"),
@@ -126,7 +126,7 @@ _TORCHTITAN = Dialect(
 )
 #: NeMo 1 (bar of Lightning, lines of DLLogger) and NeMo 2 (MegatronProgressBar). Bars print three
 #: digits of `global_step`, so that only one that is whole is taken.
-_NEMO = Dialect(
+_NEMO = StepDialect(
     name="nemo",
     markers=("train_step_timing in s",),
     iteration=(
@@ -144,7 +144,7 @@ _NEMO = Dialect(
     ),
 )
 #: AI-Hypercomputer/maxtext, metric_logger.py.
-_MAXTEXT = Dialect(
+_MAXTEXT = StepDialect(
     name="maxtext",
     markers=("completed step:",),
     iteration=(re.compile(r"\bcompleted step: *(\d+)"),),
@@ -156,7 +156,7 @@ _MAXTEXT = Dialect(
     ),
 )
 #: Megatron-Bridge where its line of the iteration is missing.
-_BRIDGE = Dialect(
+_BRIDGE = StepDialect(
     name="megatron-bridge",
     markers=("MODEL_TFLOP/s/GPU",),
     iteration=(),
@@ -166,7 +166,7 @@ _BRIDGE = Dialect(
     ),
 )
 #: karpathy/nanoGPT, train.py.
-_NANOGPT = Dialect(
+_NANOGPT = StepDialect(
     name="nanogpt",
     markers=("iter ",),
     iteration=(re.compile(r"\biter (\d+): loss [\d.]+, time "),),
@@ -176,28 +176,38 @@ _NANOGPT = Dialect(
     ),
 )
 #: All forms, those that say most first.
-DIALECTS = (_MEGATRON, _TORCHTITAN, _NEMO, _MAXTEXT, _BRIDGE, _NANOGPT)
+STEP_DIALECTS = (_MEGATRON, _TORCHTITAN, _NEMO, _MAXTEXT, _BRIDGE, _NANOGPT)
 
-#: Forms that are known and not read: what they look like, what it is, and what to do.
+
+class RefusedForm(NamedTuple):
+    """Lines that are known and not read."""
+
+    pattern: re.Pattern[str]  # what they look like
+    name: str  # whose they are, and why they are not read
+
+
+#: Forms that are known and not read.
 REFUSED = (
-    (
+    RefusedForm(
         re.compile(r"CurrSamplesPerSec|RunningAvgSamplesPerSec"),
         "DeepSpeed's engine, whose samples a second are averages over several steps",
     ),
-    (
+    RefusedForm(
         re.compile(r"deepspeed\.autotuning|\bautotuning_results\b|\[autotuner\.py"),
         "DeepSpeed's autotuner, whose experiments have a log each",
     ),
-    (
+    RefusedForm(
         re.compile(r"[\"']train_runtime[\"']"),
         "Hugging Face's Trainer, whose train_runtime is one time of the whole run with its start",
     ),
-    (
+    RefusedForm(
         re.compile(r"Train time/batch|\bthroughput/batches_per_sec\b"),
         "MosaicML's Composer, whose rates are averages over a window",
     ),
-    (re.compile(r"elapsed_time_per_iteration_ms:"), "nanotron, which prints three digits"),
-    (
+    RefusedForm(
+        re.compile(r"elapsed_time_per_iteration_ms:"), "nanotron, which prints three digits"
+    ),
+    RefusedForm(
         re.compile(r"\d{1,9}/\d{1,9} \[[^\]\n]{0,100}\d(?:s/it|it/s)"),
         "a progress bar of Lightning or Hugging Face's Trainer, whose it/s are smoothed over many "
         "iterations",
@@ -276,7 +286,7 @@ class Event(NamedTuple):
 class StepLines(NamedTuple):
     """All lines of steps of a text, and their form."""
 
-    dialect: Dialect
+    dialect: StepDialect
     lines: list[StepLine]
 
 
@@ -295,7 +305,7 @@ def find_step_lines(text: str, note: Callable[[float], None]) -> StepLines | Non
     steps : StepLines or None
         In the order of the text; of several ranks those of the first one. None if there are none.
     """
-    for dialect in DIALECTS:
+    for dialect in STEP_DIALECTS:
         if any(marker in text for marker in dialect.markers):
             lines = _read_lines(text, dialect, note)
             if lines:
@@ -303,7 +313,7 @@ def find_step_lines(text: str, note: Callable[[float], None]) -> StepLines | Non
     return None
 
 
-def _read_lines(text: str, dialect: Dialect, note: Callable[[float], None]) -> list[StepLine]:
+def _read_lines(text: str, dialect: StepDialect, note: Callable[[float], None]) -> list[StepLine]:
     """Lines of steps in one form."""
     values = [value for value in dialect.values if value.marker in text]
     has_clock = not any(value.field == "seconds" for value in values)
@@ -347,7 +357,7 @@ def _list_marked(
                 yield number, part[:_LONGEST]
 
 
-def _find_iteration(line: str, dialect: Dialect, next_number: int) -> int | None:
+def _find_iteration(line: str, dialect: StepDialect, next_number: int) -> int | None:
     """Number of the iteration of a line; None for a line of something else."""
     if not dialect.iteration:
         return next_number
@@ -415,7 +425,7 @@ def name_refused(text: str) -> str:
     name : str
         What it is; empty for none that is known.
     """
-    for pattern, name in REFUSED:
-        if pattern.search(text):
-            return name
+    for form in REFUSED:
+        if form.pattern.search(text):
+            return form.name
     return ""

@@ -162,7 +162,9 @@ class TrainingLog(Tabular):
                 f"{self.name} does not state {', '.join(missing)}; give them, "
                 f"log.workload({examples}), or name the model, log.workload('llama-3-8b')"
             )
-        model = Transformer(**{"name": "logged", "causal": True, **stated})
+        stated.setdefault("name", "logged")
+        stated.setdefault("causal", True)
+        model = Transformer(**stated)
         self._check_parameters(model)
         return model
 
@@ -752,9 +754,13 @@ def _compare_clock(
 def _summarize(name: str, steps: Table, run: LoggedRun, reported: float | None) -> MeasuredStep:
     """The step in few numbers."""
     counted = steps.filter(pl.col("left_out").is_null())
+    iterations = int(counted["iterations"].sum())
     seconds = counted["seconds"].to_numpy()
     low, middle, high = np.quantile(seconds, [0.16, 0.5, 0.84]).tolist()
-    memory = counted["memory"].drop_nulls()
+    memory = reported
+    printed_memory = counted["memory"].drop_nulls().to_numpy()
+    if len(printed_memory):
+        memory = float(printed_memory.max())
     batch, sequence = run.model.get("batch"), run.model.get("sequence")
     printed = counted["batch"].drop_nulls()
     if len(printed):
@@ -765,8 +771,8 @@ def _summarize(name: str, steps: Table, run: LoggedRun, reported: float | None) 
     return MeasuredStep(
         seconds=middle,
         spread=(high - low) / 2 / middle,
-        iterations=int(counted["iterations"].sum()),
-        skipped=int(steps["iterations"].sum()) - int(counted["iterations"].sum()),
+        iterations=iterations,
+        skipped=int(steps["iterations"].sum()) - iterations,
         source=name,
         batch=batch,
         micro_batch=run.strategy.get("micro_batch"),
@@ -774,7 +780,7 @@ def _summarize(name: str, steps: Table, run: LoggedRun, reported: float | None) 
         ranks=run.ranks,
         dtype=run.model.get("dtype"),
         device=run.device,
-        memory=float(np.max(memory.to_numpy())) if len(memory) else reported,
+        memory=memory,
         tp=run.strategy.get("tp"),
         pp=run.strategy.get("pp"),
         cp=run.strategy.get("cp"),

@@ -34,35 +34,58 @@ _STATED_BY = {
     "gated": ("swiglu", "gated_linear_unit", "activation", "mlp_activations"),
     "norm": ("normalization", "args.norm_type"),
     "tie": (
-        *("untie_embeddings_and_output_weights", "share_embeddings_and_output_weights"),
+        "untie_embeddings_and_output_weights",
+        "share_embeddings_and_output_weights",
         "logits_via_embedding",
     ),
     "bias": ("add_bias_linear", "bias"),
     "attention": ("use_flash_attn",),
     "dtype": (
-        *("bf16", "fp16", "precision", "params_dtype", "fp8", "fp8_format", "float8"),
-        *("float8.recipe_name", "quantize.linear.float8.recipe_name"),
+        "bf16",
+        "fp16",
+        "precision",
+        "params_dtype",
+        "fp8",
+        "fp8_format",
+        "float8",
+        "float8.recipe_name",
+        "quantize.linear.float8.recipe_name",
     ),
     "mixed": (),
     "optimizer": ("optimizer", "optimizer.name", "opt_type"),
     "fused": (),
     "tp": (
-        *("tensor_model_parallel_size", "model_parallel_size", "ici_tensor_parallelism"),
-        *("tp", "parallelism.tensor_parallel_degree"),
+        "tensor_model_parallel_size",
+        "model_parallel_size",
+        "ici_tensor_parallelism",
+        "tp",
+        "parallelism.tensor_parallel_degree",
     ),
     "pp": (
-        *("pipeline_model_parallel_size", "ici_pipeline_parallelism", "dcn_pipeline_parallelism"),
-        *("pp", "parallelism.pipeline_parallel_degree"),
+        "pipeline_model_parallel_size",
+        "ici_pipeline_parallelism",
+        "dcn_pipeline_parallelism",
+        "pp",
+        "parallelism.pipeline_parallel_degree",
     ),
     "cp": (
-        *("context_parallel_size", "ici_context_parallelism"),
-        *("cp", "parallelism.context_parallel_degree"),
+        "context_parallel_size",
+        "ici_context_parallelism",
+        "cp",
+        "parallelism.context_parallel_degree",
     ),
     "cp_kind": ("cp_comm_type",),
     "zero": (
-        *("use_distributed_optimizer", "distributed_optimizer", "zero_stage", "use_torch_fsdp2"),
-        *("use_custom_fsdp", "use_megatron_fsdp", "data_parallel", "dp_shard"),
-        *("parallelism.data_parallel_shard_degree", "ici_fsdp_parallelism"),
+        "use_distributed_optimizer",
+        "distributed_optimizer",
+        "zero_stage",
+        "use_torch_fsdp2",
+        "use_custom_fsdp",
+        "use_megatron_fsdp",
+        "data_parallel",
+        "dp_shard",
+        "parallelism.data_parallel_shard_degree",
+        "ici_fsdp_parallelism",
     ),
     "sequence_parallel": ("sequence_parallel",),
     "overlap": ("overlap_grad_reduce",),
@@ -176,6 +199,13 @@ def _is_on(stated: Mapping[str, Any], *names: str) -> bool:
     return any(stated.get(name) is True for name in names)
 
 
+def _find_on(stated: Mapping[str, Any], name: str) -> bool | None:
+    """True if this is stated as True, else None: `_keep_stated` leaves the field out."""
+    if _is_on(stated, name):
+        return True
+    return None
+
+
 def _keep_stated(**fields: Any) -> dict[str, Any]:
     """Fields with a value."""
     return {name: value for name, value in fields.items() if value is not None}
@@ -195,7 +225,7 @@ def _note_optimizer(name: str, stated: Mapping[str, Any], run: LoggedRun) -> Non
 def _describe_megatron(stated: Mapping[str, Any], dialect: str) -> LoggedRun:
     """Arguments of Megatron-LM, also of NeMo, Megatron-Bridge and Primus."""
     run = LoggedRun()
-    own = dialect == "megatron" and "transformer_impl" not in stated
+    is_before_te = dialect == "megatron" and "transformer_impl" not in stated
     of_te = _take(stated, "transformer_impl") == "transformer_engine" or dialect != "megatron"
     run.stack = "megatron-te" if of_te else "megatron"
     if _is_on(stated, "deepspeed"):
@@ -216,7 +246,8 @@ def _describe_megatron(stated: Mapping[str, Any], dialect: str) -> LoggedRun:
         if dialect == "megatron" and not of_te and not _is_on(stated, "use_flash_attn"):
             run.model["attention"] = "eager"
     _read_megatron_formats(stated, run)
-    _read_megatron_strategy(stated, run, lists_all=own or "overlap_grad_reduce" in stated)
+    lists_all = is_before_te or "overlap_grad_reduce" in stated
+    _read_megatron_strategy(stated, run, lists_all=lists_all)
     return run
 
 
@@ -230,9 +261,9 @@ def _read_megatron_model(stated: Mapping[str, Any], run: LoggedRun) -> None:
     sequence = run.model.get("sequence")
     if rotary and sequence and (positions or 0) < sequence:
         positions = sequence
-    gated = _is_on(stated, "swiglu", "gated_linear_unit") or "swiglu" in str(
-        stated.get("activation")
-    )
+    has_gated_activation = "swiglu" in str(stated.get("activation"))
+    gated = has_gated_activation or _is_on(stated, "swiglu", "gated_linear_unit")
+    norm = "rms" if "rms" in str(stated.get("normalization")).lower() else "layer"
     width = _count(stated, "kv_channels")
     if width and hidden and heads and width * heads == hidden:
         width = None
@@ -253,11 +284,11 @@ def _read_megatron_model(stated: Mapping[str, Any], run: LoggedRun) -> None:
         positions=positions,
         rotary=rotary,
         gated=gated,
-        norm="rms" if "rms" in str(stated.get("normalization")).lower() else "layer",
+        norm=norm,
         tie=not _is_untied(stated),
         bias=_take(stated, "add_bias_linear", "bias") is not False,
-        qkv_bias=True if _is_on(stated, "add_qkv_bias") else None,
-        qk_norm=True if _is_on(stated, "qk_layernorm") else None,
+        qkv_bias=_find_on(stated, "add_qkv_bias"),
+        qk_norm=_find_on(stated, "qk_layernorm"),
         mtp_layers=_count(stated, "mtp_num_layers"),
         dropout=_take(stated, "hidden_dropout", "attention_dropout"),
     )
@@ -303,7 +334,7 @@ def _read_experts(stated: Mapping[str, Any], run: LoggedRun) -> None:
         shared_width=shared,
         expert_groups=_count(stated, "moe_router_num_groups"),
         top_groups=_count(stated, "moe_router_group_topk"),
-        fused_permutation=True if _is_on(stated, "moe_permute_fusion") else None,
+        fused_permutation=_find_on(stated, "moe_permute_fusion"),
     )
     frequency = stated.get("moe_layer_freq")
     if isinstance(frequency, int):
@@ -386,9 +417,8 @@ def _read_megatron_strategy(stated: Mapping[str, Any], run: LoggedRun, *, lists_
     overlap = stated.get("overlap_grad_reduce")
     if overlap is None and lists_all and dp:
         overlap = False  # Megatron-LM before 2023 reduces after the backward pass
-    moves_once = stated.get("moe_token_dispatcher_type") == "flex" or _is_on(
-        stated, "moe_enable_deepep"
-    )
+    has_flex_dispatcher = stated.get("moe_token_dispatcher_type") == "flex"
+    moves_once = has_flex_dispatcher or _is_on(stated, "moe_enable_deepep")
     offloads = _is_on(stated, "optimizer_cpu_offload")
     run.strategy |= _keep_stated(
         tp=tp,
@@ -399,7 +429,7 @@ def _read_megatron_strategy(stated: Mapping[str, Any], run: LoggedRun, *, lists_
         micro_batch=_count(stated, "micro_batch_size"),
         zero=zero,
         sequence_parallel=_is_on(stated, "sequence_parallel"),
-        tiled=True if _is_on(stated, "tp_comm_overlap") else None,
+        tiled=_find_on(stated, "tp_comm_overlap"),
         overlap=overlap,
         first_layers=_count(stated, "decoder_first_pipeline_num_layers"),
         last_layers=_count(stated, "decoder_last_pipeline_num_layers"),
@@ -417,7 +447,7 @@ def _read_megatron_strategy(stated: Mapping[str, Any], run: LoggedRun, *, lists_
         run.strategy |= _keep_stated(
             etp=_count(stated, "expert_tensor_parallel_size"),
             dispatch="once" if moves_once else None,
-            overlap_experts=_is_on(stated, "overlap_moe_expert_parallel_comm") or None,
+            overlap_experts=_find_on(stated, "overlap_moe_expert_parallel_comm"),
         )
     else:
         run.strategy.pop("ep", None)
@@ -488,8 +518,9 @@ def _describe_titan(stated: Mapping[str, Any]) -> LoggedRun:
 
 def _find_preset(stated: Mapping[str, Any]) -> str | None:
     """The published model that a name and a flavour mean, as llama3 and 8B."""
-    name = f"{_take(stated, 'model', 'model.name')}{_take(stated, 'flavour', 'model.flavor')}"
-    wanted = _simplify(name)
+    model = _take(stated, "model", "model.name")
+    flavour = _take(stated, "flavour", "model.flavor")
+    wanted = _simplify(f"{model}{flavour}")
     for preset in PRESETS:
         if _simplify(preset) == wanted:
             return preset
@@ -632,10 +663,11 @@ def _describe_maxtext(stated: Mapping[str, Any]) -> LoggedRun:
     if batch and isinstance(per_device, int | float) and per_device > 0:
         ranks = batch / (per_device * passes)
         run.ranks = round(ranks) if ranks >= 1 else None
+    stages_inside = _count(stated, "ici_pipeline_parallelism") or 1
+    slices_of_stages = _count(stated, "dcn_pipeline_parallelism") or 1
     degrees = {
         "tp": _count(stated, "ici_tensor_parallelism") or 1,
-        "pp": (_count(stated, "ici_pipeline_parallelism") or 1)
-        * (_count(stated, "dcn_pipeline_parallelism") or 1),
+        "pp": stages_inside * slices_of_stages,
         "cp": _count(stated, "ici_context_parallelism") or 1,
     }
     run.strategy |= degrees
@@ -657,7 +689,6 @@ def _describe_maxtext(stated: Mapping[str, Any]) -> LoggedRun:
 def _find_maxtext_stage(stated: Mapping[str, Any]) -> int:
     """Stage of ZeRO: replicas shard the model over the axes of FSDP, which are all of them unless
     told (MaxText, configs/base.yml: ici_fsdp_parallelism is -1, dcn_fsdp_parallelism 1)."""
-    has_shards = stated.get("ici_fsdp_parallelism", -1) != 1 or (
-        stated.get("dcn_fsdp_parallelism", 1) != 1
-    )
-    return 3 if has_shards else 0
+    inside = stated.get("ici_fsdp_parallelism", -1)
+    between = stated.get("dcn_fsdp_parallelism", 1)
+    return 3 if inside != 1 or between != 1 else 0

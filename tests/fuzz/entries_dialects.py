@@ -39,7 +39,7 @@ class Run(NamedTuple):
         return float(bus_factor(self.operation, self.ranks)) * self.algbw(sample, times)
 
 
-class Dialect(NamedTuple):
+class DialectWriter(NamedTuple):
     """How a benchmark prints a run, and which operations count the part of one rank."""
 
     write: Callable[[Run, int], Sequence[str]]
@@ -99,12 +99,12 @@ def write_param(run: Run, times: int) -> list[str]:
     return lines
 
 
-DIALECTS = (
-    Dialect(write_oneccl, ("all_gather",)),
-    Dialect(write_osu, ("all_gather",)),
-    Dialect(write_hccl),
-    Dialect(write_deepspeed, ("all_gather",)),
-    Dialect(write_param),
+WRITERS = (
+    DialectWriter(write_oneccl, ("all_gather",)),
+    DialectWriter(write_osu, ("all_gather",)),
+    DialectWriter(write_hccl),
+    DialectWriter(write_deepspeed, ("all_gather",)),
+    DialectWriter(write_param),
 )
 NOISE = ("", "job 17 started", "[2026-01-01 10:00:00,000] [INFO] [launch.py:350] ready", "PASSED")
 
@@ -121,10 +121,10 @@ def draw_run(rng: Rng, operations: Sequence[str]) -> Run:
 
 def read_dialect(rng: Rng, folder: Path) -> None:
     """Each row is read once, with operation, ranks, size and time."""
-    dialect = choose(rng, DIALECTS)
+    writer = choose(rng, WRITERS)
     run = draw_run(rng, ("all_reduce", "all_gather"))
-    times = run.ranks if run.operation in dialect.by_part else 1
-    lines = [choose(rng, NOISE), *dialect.write(run, times), choose(rng, NOISE)]
+    times = run.ranks if run.operation in writer.by_part else 1
+    lines = [choose(rng, NOISE), *writer.write(run, times), choose(rng, NOISE)]
     path = folder / choose(rng, ("a.log", "a.txt", "a.results"))
     path.write_text(choose(rng, ("\n", "\r\n")).join(lines), newline="")
     with warnings.catch_warnings():

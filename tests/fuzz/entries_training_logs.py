@@ -70,7 +70,8 @@ def read_steps(rng: Rng, folder: Path) -> pk.TrainingLog:
         lines.append(prefix + form.line.format(n=number, s=time, ms=1e3 * time, batch=batch))
         if rng.random() < 0.1:
             lines.append(choose(rng, BETWEEN))
-    text = choose(rng, ("\n", "\r\n")).join([*lines, ""])
+    ending = choose(rng, ("\n", "\r\n"))
+    text = "".join(line + ending for line in lines)
     path = folder / choose(rng, ("run.log", "run.out", "run.log.gz"))
     data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -83,40 +84,57 @@ def read_steps(rng: Rng, folder: Path) -> pk.TrainingLog:
     return log
 
 
-def draw_arguments(rng: Rng) -> tuple[dict[str, Any], int]:
-    """Arguments of Megatron-LM that belong together, and ranks."""
-    tp, pp, cp, dp = (int(choose(rng, (1, 2, 4))) for _ in range(4))
-    heads = int(choose(rng, (16, 32)))
-    hidden = 64 * heads
-    arguments: dict[str, Any] = {
-        "add_bias_linear": choose(rng, (True, False)),
-        "bf16": True,
+def draw_strategy(rng: Rng) -> dict[str, Any]:
+    """Arguments of Megatron-LM that say how ranks share the model."""
+    tp = int(choose(rng, (1, 2, 4)))
+    pp = int(choose(rng, (1, 2, 4)))
+    cp = int(choose(rng, (1, 2, 4)))
+    dp = int(choose(rng, (1, 2, 4)))
+    return {
+        "world_size": tp * pp * cp * dp,
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "num_layers": 4 * pp,
         "context_parallel_size": cp,
         "cp_comm_type": choose(rng, (["p2p"], ["a2a"], "all_gather")),
-        "ffn_hidden_size": choose(rng, (4 * hidden, 3 * hidden)),
-        "fp8": choose(rng, (None, None, "hybrid")),
         "global_batch_size": 64 * dp,
-        "group_query_attention": choose(rng, (True, False)),
-        "hidden_size": hidden,
-        "max_position_embeddings": 4096,
         "micro_batch_size": int(choose(rng, (1, 2))),
-        "normalization": choose(rng, ("RMSNorm", "LayerNorm")),
-        "num_attention_heads": heads,
-        "num_layers": 4 * pp,
-        "num_query_groups": 8,
-        "pipeline_model_parallel_size": pp,
-        "position_embedding_type": choose(rng, ("rope", "learned_absolute")),
-        "recompute_granularity": choose(rng, (None, "full", "selective")),
-        "seq_length": 4096,
         "sequence_parallel": tp > 1,
-        "swiglu": choose(rng, (True, False)),
-        "tensor_model_parallel_size": tp,
-        "transformer_impl": choose(rng, ("transformer_engine", "local")),
+        "recompute_granularity": choose(rng, (None, "full", "selective")),
         "use_distributed_optimizer": choose(rng, (True, False)),
-        "vocab_size": 32000,
-        "world_size": tp * pp * cp * dp,
     }
-    return arguments, tp * pp * cp * dp
+
+
+def draw_model(rng: Rng) -> dict[str, Any]:
+    """Arguments of Megatron-LM that say what a layer is."""
+    heads = int(choose(rng, (16, 32)))
+    hidden = 64 * heads
+    return {
+        "num_attention_heads": heads,
+        "hidden_size": hidden,
+        "ffn_hidden_size": choose(rng, (4 * hidden, 3 * hidden)),
+        "group_query_attention": choose(rng, (True, False)),
+        "num_query_groups": 8,
+        "seq_length": 4096,
+        "max_position_embeddings": 4096,
+        "position_embedding_type": choose(rng, ("rope", "learned_absolute")),
+        "vocab_size": 32000,
+        "add_bias_linear": choose(rng, (True, False)),
+        "normalization": choose(rng, ("RMSNorm", "LayerNorm")),
+        "swiglu": choose(rng, (True, False)),
+    }
+
+
+def draw_arguments(rng: Rng) -> dict[str, Any]:
+    """Arguments of Megatron-LM that belong together, sorted by name as it prints them."""
+    arguments = {
+        **draw_strategy(rng),
+        **draw_model(rng),
+        "bf16": True,
+        "fp8": choose(rng, (None, None, "hybrid")),
+        "transformer_impl": choose(rng, ("transformer_engine", "local")),
+    }
+    return dict(sorted(arguments.items()))
 
 
 def write_arguments(rng: Rng, arguments: dict[str, Any]) -> str:
@@ -130,21 +148,22 @@ def write_arguments(rng: Rng, arguments: dict[str, Any]) -> str:
 
 def read_arguments(rng: Rng, folder: Path) -> list[Any]:
     """Arguments that belong together give a model, and a strategy of all ranks."""
-    arguments, ranks = draw_arguments(rng)
+    arguments = draw_arguments(rng)
     head = write_arguments(rng, arguments)
     steps = "\n".join(FORMS[0].line.format(n=n, ms=500.0, s=0.5, batch=64) for n in range(1, 20))
     path = folder / "run.log"
     path.write_text(head + steps)
     log, _ = listen(lambda: pk.read_training_log(path))
     model, strategy = log.workload(), log.strategy()
-    if strategy.ranks != ranks or model.hidden != arguments["hidden_size"]:
+    has_all_ranks = strategy.ranks == arguments["world_size"]
+    if not has_all_ranks or model.hidden != arguments["hidden_size"]:
         raise Nonsense(f"{strategy} and {model} of {arguments}")
     return [model, strategy, log.explain(), log.summary]
 
 
 def read_damaged(rng: Rng, folder: Path) -> Any:
     """Damaged logs are read or refused, and what is left of their arguments is taken or refused."""
-    arguments, _ = draw_arguments(rng)
+    arguments = draw_arguments(rng)
     form = choose(rng, FORMS)
     steps = "\n".join(form.line.format(n=n, ms=500.0, s=0.5, batch=64) for n in range(1, 20))
     text = write_arguments(rng, arguments) + steps
@@ -170,12 +189,12 @@ def predict_bert() -> pk.Prediction:
 
 def set_beside(rng: Rng, folder: Path) -> pk.Deviation:
     """A measurement is inside the interval where it is between its ends; anything else is refused."""
-    r = predict_bert()
-    seconds = r.time * 10 ** rng.uniform(-3, 3)
+    prediction = predict_bert()
+    seconds = prediction.time * 10 ** rng.uniform(-3, 3)
     step = pk.MeasuredStep(seconds=seconds, ranks=int(choose(rng, (8, 16))), iterations=2)
     measured = choose(rng, (seconds, step, junk(rng)))
-    deviation = r.against(measured)
-    low, high = r.interval(0.8)
+    deviation = prediction.against(measured)
+    low, high = prediction.interval(0.8)
     if deviation.is_inside != (low <= deviation.measured.seconds <= high):
         raise Nonsense(f"{deviation}")
     if (deviation.distance <= 1) != deviation.is_inside:
