@@ -280,6 +280,32 @@ def test_chances_of_a_run(predicted: pk.Prediction) -> None:
     assert (table["cost"] / table["hours"]).to_list() == pytest.approx([64.0] * len(table))
 
 
+@pytest.mark.parametrize("segments", [1, 3, 30, 1000, 10**5])
+@pytest.mark.parametrize("failures", [1e-3, 0.0144, 0.1, 1.0, 10.0, 300.0])
+def test_no_number_of_failures_is_left_out(segments: int, failures: float) -> None:
+    mtbf = 1 / math.log1p(failures / segments)
+    shape = {"segments": segments, "length": 1.0, "mtbf": mtbf, "restart": 0.1}
+    assert chance_done(1e12, **shape) == pytest.approx(1.0, abs=1e-13)
+    # without a failure there is no delay
+    none = math.exp(-segments / mtbf)
+    assert chance_done(float(segments), **shape) == pytest.approx(none, rel=1e-8, abs=1e-14)
+
+
+def test_chances_near_certainty_have_a_time(predicted: pk.Prediction) -> None:
+    # a million segments, whose chances come from differences of large logarithms
+    r = predicted.cost(2.0, iterations=1e6, mtbf=1.6e5, checkpoint=1.0, restart=5.0, interval=1e-3)
+    assert r.segments.count == 10**6
+    assert r.chance(1e6, failures_alone=True) == pytest.approx(1.0, rel=1e-14)
+    for alone in (False, True):
+        nearly_certain = r.hours_for(1 - 1e-12, failures_alone=alone)
+        assert r.hours_for(0.99, failures_alone=alone) < nearly_certain < 100 * r.hours
+        for chance in (1.0, 1 - 1e-14):
+            with pytest.raises(
+                ValueError, match=f"chance is {chance}; it must be below 1 by 1e-12"
+            ):
+                r.hours_for(chance, failures_alone=alone)
+
+
 def test_the_answer_leads_and_assumptions_follow(predicted: pk.Prediction) -> None:
     r = predicted.cost(2.0, tokens=3e12, mtbf="llama-3", checkpoint=30.0)
     first, *_, last = r.explain().splitlines()

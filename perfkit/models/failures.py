@@ -252,7 +252,8 @@ def _find_chances_of_counts(counts: Array, segments: float, share: float) -> Arr
         + special.xlogy(counts, -np.expm1(-share))
     )
     chances: Array = np.exp(logarithm)
-    return chances
+    # differences of large logarithms lose digits
+    return chances / chances.sum()
 
 
 @closed_form()
@@ -310,9 +311,12 @@ def chance_done(
         spread = (mean_count * deviation**2 + (count_deviation * cost.mean) ** 2) ** 0.5
         return np.asarray(special.ndtr((late - mean) / spread))
     least = np.floor(max(mean_count - _FAR * count_deviation, 0.0))
-    # the tail of few failures is geometric, longer than that of a normal distribution
-    most = np.ceil(mean_count + _FAR * count_deviation * (1.0 + 2.0 * _FAR / segments**0.5))
-    counts = np.arange(least, max(most, 1.0) + 1.0)
+    # the tail in few segments is geometric, and that of few failures is Poisson's, both longer than that
+    # of a normal distribution
+    few_segments = 2.0 * _FAR / segments**0.5
+    few_failures = _FAR**2 / 3.0  # Bernstein's inequality
+    most = np.ceil(mean_count + _FAR * count_deviation * (1.0 + few_segments) + few_failures)
+    counts = np.arange(least, most + 1.0)
     chances = _find_chances_of_counts(counts, segments, length / mtbf)
     width = deviation * np.maximum(counts, 1.0) ** 0.5
     # a failure costs a restart at least

@@ -26,6 +26,8 @@ TYPICAL_RESTART = 600.0
 _LEAST_GOODPUT = 0.02
 #: Chances of the table [-].
 _CHANCES = (0.1, 0.5, 0.8, 0.9, 0.95, 0.99)
+#: Largest chance that a time is looked for [-]: beyond it sums of chances are rounded.
+_LARGEST_CHANCE = 1.0 - 1e-12
 #: Ends of a run, over which a chance is averaged, and how many standard deviations beyond the mean they
 #: reach [-].
 _STEPS, _FAR = 400, 12.0
@@ -278,7 +280,7 @@ class Goodput(Tabular):
         Parameters
         ----------
         chance : float
-            Above 0 and below 1 [-].
+            Above 0 and at most 1 - 1e-12 [-].
         failures_alone : bool, optional
             Whether the predicted time of an iteration is taken as certain.
 
@@ -290,11 +292,14 @@ class Goodput(Tabular):
         Raises
         ------
         ValueError
-            For a chance of 0, 1 or beyond.
+            For a chance of 0, nearer to 1 than that, or beyond.
         """
         wanted = check_positive("chance", chance, maximum=1.0)
-        if wanted == 1.0:
-            raise ValueError("chance is 1; it must be below 1, such as 0.99: no time is certain")
+        if wanted > _LARGEST_CHANCE:
+            raise ValueError(
+                f"chance is {show(chance)}; it must be below 1 by 1e-12 or more, such as 0.99: no time is "
+                "certain"
+            )
         low, high = 0.0, self.hours
         while self.chance(high, failures_alone=failures_alone) < wanted:
             low, high = high, 1.5 * high
@@ -336,7 +341,8 @@ class Goodput(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            part: training, waiting for the slowest rank, checkpoints, work done again, restarts; hours [h], and their share [-].
+            part: training, waiting for the slowest rank, checkpoints, work done again, restarts; hours
+            [h], and their share [-].
         """
         import polars as pl
 
@@ -375,18 +381,25 @@ class Goodput(Tabular):
         iteration = self.prediction.time * self._running_hours / self.training_hours
         iterations = self.interval / iteration
         ranks = self.prediction.ranks
-        plain = self.training_hours * ranks * self.price_per_gpu_hour
+        lost_share = self.lost_hours / hours
+        restart_share = self.restart_hours / hours
+        cost_of_training = self.training_hours * ranks * self.price_per_gpu_hour
         lines = [
             self.headline(),
             f"  with a chance of 90 % done in {likely}; in {alone} if iterations take as long as predicted",
             f"  at the ends of the interval of an iteration: {_write_hours(low)} to {_write_hours(high)}",
-            f"  checkpoints: {format_time(failures.checkpoint)} each {iterations:,.0f} iterations, "
-            f"{self.checkpoint_hours / hours:.1%} of the time",
-            f"  failures: each {format_time(failures.mtbf)} one of {ranks:,} ranks; work done again "
-            f"{self.lost_hours / hours:.1%}, restarts of {format_time(failures.restart)} "
-            f"{self.restart_hours / hours:.1%}",
-            f"  training alone: {_write_hours(self.training_hours)} for {plain:,.0f}",
         ]
+        lines.append(
+            f"  checkpoints: {format_time(failures.checkpoint)} each {iterations:,.0f} iterations, "
+            f"{self.checkpoint_hours / hours:.1%} of the time"
+        )
+        lines.append(
+            f"  failures: each {format_time(failures.mtbf)} one of {ranks:,} ranks; work done again "
+            f"{lost_share:.1%}, restarts of {format_time(failures.restart)} {restart_share:.1%}"
+        )
+        lines.append(
+            f"  training alone: {_write_hours(self.training_hours)} for {cost_of_training:,.0f}"
+        )
         if self.waiting_hours:
             share = self.waiting_hours / hours
             lines.append(f"  waiting for the slowest of {ranks:,} ranks: {share:.1%}")
