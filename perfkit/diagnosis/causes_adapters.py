@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfkit.diagnosis.evidence import (
-    Plateau,
+    LARGE_SIZES,
+    advise_unset,
+    describe_largest,
     describe_plateau,
     find_plateau,
     find_wire_rate,
@@ -23,15 +25,18 @@ from perfkit.diagnosis.known_rates import ADAPTER_LINES, Path, find_shares
 from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
 from perfkit.diagnosis.shapes import find_kink
-from perfkit.readers.log_facts import Adapter
+from perfkit.readers.log_facts import Adapter, Setting
 
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 #: An adapter of which this share of the line or less is used has half its way [-]: ACS sends data
 #: through the root of PCIe and back (9.8 of 25 GB/s, NVIDIA/nccl-tests#112), a bond may use one port
 #: (30 of 50, #265), and one connection gives about half (27 of 50, NVIDIA/nccl#2409).
 _HALF = 0.62
-#: Sizes that bandwidth decides.
-_LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
+#: Rates of adapters are printed whole, so a difference above 5 % is another rate [-]: they are sold in
+#: steps of two.
+_LOWER_RATE = 0.95
+#: What the rate of an adapter may miss published ones by, as noise of a run [-]: a choice.
+_NOISE = 0.02
 
 
 # -- missing adapters
@@ -43,9 +48,7 @@ class _Missing(NamedTuple):
 
     hosts: tuple[str, ...]  # that lack them
     names: tuple[str, ...]  # that other hosts list; empty where no host lists them
-    gaps: tuple[
-        str, ...
-    ]  # names left out in a row of numbers, which may be adapters of another use
+    gaps: tuple[str, ...]  # left out in a row of numbers; may be adapters of another use
     fewest: int  # adapters that the poorest host has
     complete: int  # adapters that a host should have
 
@@ -93,17 +96,24 @@ def _find_missing(case: Case, by_host: dict[str, tuple[Adapter, ...]]) -> _Missi
         poorest = [host for host, count in counts.items() if count < most]
         absent = [name for name in whole if any(name not in names[host] for host in poorest)]
         return _Missing(tuple(poorest), tuple(absent), (), fewest, most)
-    usual = case.expectation.links.adapters
-    complete = None
-    for count in (None if usual is None else usual.usual, case.expectation.ranks_per_node):
-        if count is not None and count // 2 < fewest < count:
-            complete = count
-            break
+    complete = _count_complete(case, fewest)
     if complete is None:
         return None
     gaps = _find_gaps(next(iter(names.values())))
     absent = gaps if len(gaps) == complete - fewest else []
     return _Missing(tuple(names), (), tuple(absent), fewest, complete)
+
+
+def _count_complete(case: Case, fewest: int) -> int | None:
+    """Adapters that a host should have: as many as usual, or as GPUs, of which more than half are there;
+    None where these are all, or half as many or fewer."""
+    usual = None
+    if case.expectation.links.adapters is not None:
+        usual = case.expectation.links.adapters.usual
+    for count in (usual, case.expectation.ranks_per_node):
+        if count is not None and count // 2 < fewest < count:
+            return count
+    return None
 
 
 def find_missing_adapter(case: Case) -> Cause | None:
@@ -145,19 +155,14 @@ def find_missing_adapter(case: Case) -> Cause | None:
     first = by_host[missing.hosts[0]]
     listed = join_names(adapter.name for adapter in first)
     evidence = [quote(case, first[0], f"NCCL lists {missing.fewest} adapters: {listed}")]
-    plateau = find_plateau(case)
-    if plateau is not None:
-        evidence.append(describe_plateau(case, plateau))
-        share = _describe_share(case, plateau, missing.fewest, missing.complete)
-        if share is not None:
-            evidence.append(share)
+    evidence += _describe_rate(case, missing.fewest, missing.complete)
     channels = take_facts(case).channels
     if channels is not None and channels.collective % missing.fewest == 0:
         each = channels.collective // missing.fewest
         text = f"{channels.collective} channels, {each} for each of {missing.fewest} adapters"
         evidence.append(quote(case, channels, text))
     advice = []
-    chosen = take_facts(case).find_settings("NCCL_IB_HCA")
+    chosen = _list_choices(case)
     if chosen:
         evidence.append(quote(case, chosen[0], f"NCCL_IB_HCA={chosen[0].value}"))
         advice.append("see whether NCCL_IB_HCA leaves it out on purpose")
@@ -173,7 +178,7 @@ def find_missing_adapter(case: Case) -> Cause | None:
             "NVIDIA/nccl#652 (rates of adapters add up)",
         ),
         Certainty.SEEN,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -210,9 +215,7 @@ def _find_missing_of_plugin(case: Case) -> Cause | None:
     if fewest == complete:
         return None
     evidence = [quote(case, poorest, f"the plugin of libfabric finds {fewest} adapters")]
-    plateau = find_plateau(case)
-    if plateau is not None:
-        evidence.append(describe_plateau(case, plateau))
+    evidence += describe_largest(case)
     lost = complete - fewest
     verb = "is" if lost == 1 else "are"
     host = f" on {poorest.host}" if poorest.host else ""
@@ -226,32 +229,49 @@ def _find_missing_of_plugin(case: Case) -> Cause | None:
         ),
         ("aws/aws-ofi-nccl#64", "https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html"),
         Certainty.SEEN,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
-def _describe_share(case: Case, plateau: Plateau, count: int, complete: int) -> Evidence | None:
-    """The rate as so many adapters, where it is about that."""
+def _describe_rate(case: Case, count: int, complete: int) -> list[Evidence]:
+    """The rate of the largest size; and as that of so many adapters, where all data pass them once."""
+    plateau = find_plateau(case)
+    if plateau is None:
+        return []
+    evidence = [describe_plateau(case, plateau)]
     rate = find_wire_rate(case, plateau)
-    if rate is None or rate.high > 1.05 * rate.low:
-        return None
+    if rate is None or not rate.is_certain:
+        return evidence
     each = rate.low / count
     line = _find_line(each)
     text = f"{write_rate(rate.low)} = {count} × {write_rate(each)}"
     if line is not None:
         text += f", what an adapter of {write_line_rate(line)} gives; {complete} would give"
         text += f" {write_rate(complete * each)}"
-    return Evidence(text, case.file, plateau.line)
+    evidence.append(Evidence(text, case.file, plateau.line))
+    return evidence
 
 
 def _find_line(rate: float) -> float | None:
-    """The adapter that gives a rate, within what was published of single adapters and 2 % of
-    noise."""
+    """The adapter that gives a rate, within what was published of single adapters and noise."""
     shares = find_shares(Path.ADAPTER)
     for line in ADAPTER_LINES:
-        if 0.98 * shares.low * line <= rate <= 1.02 * shares.high * line:
+        if (1 - _NOISE) * shares.low * line <= rate <= (1 + _NOISE) * shares.high * line:
             return line
     return None
+
+
+def _list_choices(case: Case) -> list[Setting]:
+    """Settings of NCCL_IB_HCA that may leave adapters out. A name such as mlx5 is the beginning of the
+    names of all adapters of that driver and leaves out none of them (NVIDIA's user guide)."""
+    names = [adapter.name for adapter in take_facts(case).adapters]
+    drivers = {name.split("_")[0] for name in names if "_" in name}
+    choices = []
+    for setting in take_facts(case).find_settings("NCCL_IB_HCA"):
+        chosen = {entry.strip() for entry in setting.value.split(",")}
+        if not chosen & drivers:
+            choices.append(setting)
+    return choices
 
 
 def find_few_adapters(case: Case) -> Cause | None:
@@ -281,19 +301,14 @@ def find_few_adapters(case: Case) -> Cause | None:
         return None
     names = join_names(adapter.name for adapter in poorest)
     evidence = [quote(case, poorest[0], f"NCCL lists {names}, for {local} GPUs")]
-    chosen = take_facts(case).find_settings("NCCL_IB_HCA")
+    chosen = _list_choices(case)
     advice = ["ibdev2netdev or ibstat on the nodes: are there more adapters, and are they active?"]
     certainty = Certainty.POSSIBLE
     if chosen:
         certainty = Certainty.LIKELY
         evidence.append(quote(case, chosen[0], f"NCCL_IB_HCA={chosen[0].value} names them"))
         advice.insert(0, "unset NCCL_IB_HCA, or name all adapters of the GPUs")
-    plateau = find_plateau(case)
-    if plateau is not None:
-        evidence.append(describe_plateau(case, plateau))
-        share = _describe_share(case, plateau, len(poorest), local)
-        if share is not None:
-            evidence.append(share)
+    evidence += _describe_rate(case, len(poorest), local)
     count = "1 adapter carries" if len(poorest) == 1 else f"{len(poorest)} adapters carry"
     return Cause(
         "few adapters",
@@ -302,7 +317,7 @@ def find_few_adapters(case: Case) -> Cause | None:
         tuple(advice),
         ("NVIDIA/nccl#652", "NVIDIA/nccl-tests#112", "NVIDIA/nccl-tests#119"),
         certainty,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -320,7 +335,7 @@ def note_few_adapters(case: Case) -> Cause | None:
     remark : Cause or None
         None where it is not so.
     """
-    chosen = take_facts(case).find_settings("NCCL_IB_HCA")
+    chosen = _list_choices(case)
     by_host = list_data_adapters(case)
     local = case.expectation.ranks_per_node
     if is_slow(case) or not is_between_nodes(case) or not chosen or not by_host or local is None:
@@ -409,7 +424,7 @@ def find_fewer_rails(case: Case) -> Cause | None:
         return None
     rate = find_wire_rate(case, plateau)
     usual = adapters.usual or adapters.count
-    if usual is None or rate is None or rate.high > 1.05 * rate.low:
+    if usual is None or rate is None or not rate.is_certain:
         return None
     line = adapters.rate.value
     if find_kink(case.curve.nbytes, case.curve.busbw) is not None:
@@ -433,7 +448,7 @@ def find_fewer_rails(case: Case) -> Cause | None:
         ),
         ("NVIDIA/nccl#652", "NVIDIA/nccl-tests#119", "NVIDIA/nccl-tests#290"),
         Certainty.POSSIBLE,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -477,7 +492,7 @@ def find_slower_adapter(case: Case) -> Cause | None:
     if not rated:
         return None
     most = max(rate for rate, _ in rated)
-    slower = [adapter for rate, adapter in rated if rate < 0.95 * most]
+    slower = [adapter for rate, adapter in rated if rate < _LOWER_RATE * most]
     if not slower or 2 * len(slower) > len(rated):
         return None
     lowest = min(rate for rate, _ in rated)
@@ -487,9 +502,7 @@ def find_slower_adapter(case: Case) -> Cause | None:
             case, slower[0], f"{names}: {write_line_rate(lowest)}, others {write_line_rate(most)}"
         )
     ]
-    plateau = find_plateau(case)
-    if plateau is not None:
-        evidence.append(describe_plateau(case, plateau))
+    evidence += describe_largest(case)
     return Cause(
         "slower adapter",
         f"{names} runs at {write_line_rate(lowest)}, the others at {write_line_rate(most)}",
@@ -501,7 +514,7 @@ def find_slower_adapter(case: Case) -> Cause | None:
         ),
         ("NVIDIA/nccl#652", "NVIDIA-NeMo/RL#3670"),
         Certainty.SEEN,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -546,12 +559,10 @@ def find_no_gpu_direct(case: Case) -> Cause | None:
         names = join_names((transport.name for transport in without), most=3)
         text = f"{count} of {total} connections between nodes lack GDRDMA: {names}"
         evidence.append(quote(case, without[0], text))
-    plateau = find_plateau(case)
-    if plateau is not None:
-        evidence.append(describe_plateau(case, plateau))
-    advice = (
-        [f"unset {join_names(dict.fromkeys(each.name for each in settings))}"] if settings else []
-    )
+    evidence += describe_largest(case)
+    advice = []
+    if settings:
+        advice.append(advise_unset(settings))
     advice += [
         "load nvidia_peermem (lsmod), or use a driver and kernel with DMA-BUF",
         "see that adapters and GPUs are beside each other (nvidia-smi topo -m: PIX or PXB), and that ACS "
@@ -628,7 +639,7 @@ def find_half_adapters(case: Case) -> Cause | None:
         tuple(advice),
         ("NVIDIA/nccl-tests#112", "NVIDIA/nccl-tests#265", "NVIDIA/nccl#2409", "NVIDIA/nccl#378"),
         Certainty.POSSIBLE,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -666,7 +677,7 @@ def find_flat_topology(case: Case) -> Cause | None:
                 ),
                 ("NVIDIA/nccl-tests#256", "NVIDIA/nccl-tests#389"),
                 Certainty.POSSIBLE,
-                sizes=_LARGE_SIZES,
+                sizes=LARGE_SIZES,
             )
     return None
 

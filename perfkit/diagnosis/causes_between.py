@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfkit.diagnosis.evidence import (
+    LARGE_SIZES,
+    UNLIKE_RUNS,
     find_plateau,
     is_slow,
     join_names,
@@ -11,14 +13,10 @@ from perfkit.diagnosis.evidence import (
     write_rate,
     write_size,
 )
-from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Range, Word
+from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence, Word
 
-#: Runs of the same kind that differ by more than this are not alike [-]: pairs of nodes with a bad one
-#: among them give 49 instead of 88 GB/s (NVIDIA/nccl-tests#106).
-_UNLIKE = 1.3
 #: Fewest runs that can show which host is slow [-].
 _FEWEST = 3
-_LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
 
 
 class _Kind(NamedTuple):
@@ -81,10 +79,10 @@ def _compare(kind: _Kind, runs: Sequence[_Measured]) -> Cause | None:
     if len(runs) < _FEWEST:
         return None
     best = max(runs, key=lambda run: run.busbw)
-    slow = [run for run in runs if _UNLIKE * run.busbw < best.busbw]
+    slow = [run for run in runs if UNLIKE_RUNS * run.busbw < best.busbw]
     if not slow:
         return None
-    fast = [run for run in runs if _UNLIKE * run.busbw >= best.busbw]
+    fast = [run for run in runs if UNLIKE_RUNS * run.busbw >= best.busbw]
     suspects = frozenset.intersection(*(run.hosts for run in slow))
     suspects -= frozenset().union(*(run.hosts for run in fast))
     what = f"{kind.operation} of {write_size(kind.nbytes)}"
@@ -113,7 +111,7 @@ def _compare(kind: _Kind, runs: Sequence[_Measured]) -> Cause | None:
             ("NVIDIA/nccl-tests#106", "microsoft/msccl#48"),
             Certainty.LIKELY,
             explains,
-            _LARGE_SIZES,
+            LARGE_SIZES,
         )
     return Cause(
         "unlike runs",
@@ -127,7 +125,7 @@ def _compare(kind: _Kind, runs: Sequence[_Measured]) -> Cause | None:
         ("NVIDIA/nccl-tests#106", "NVIDIA/nccl-tests#283", "NVIDIA/nccl#378"),
         Certainty.POSSIBLE,
         explains,
-        _LARGE_SIZES,
+        LARGE_SIZES,
     )
 
 

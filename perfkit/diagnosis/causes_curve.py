@@ -3,10 +3,13 @@
 import polars as pl
 
 from perfkit.diagnosis.evidence import (
+    LARGE_SIZES,
+    UNLIKE_RUNS,
+    advise_unset,
     is_between_nodes,
     is_slow,
-    join_names,
     list_settings,
+    name_settings,
     quote,
     quote_settings,
     take_facts,
@@ -30,14 +33,10 @@ from perfkit.ground.units import format_time
 _UNLIKE = 1.2
 #: Sizes that halves are compared from [B]: below, start-up and noise decide.
 _LARGE = 2**20
-#: Repeats of a size that differ by more than this are not alike [-]: pairs of nodes with a bad one
-#: among them give 49 instead of 88 GB/s (NVIDIA/nccl-tests#106).
-_SPREAD = 1.3
 #: Fewer iterations than that show what happens at the first one [-]; nccl-tests has 20 and 5 to warm up.
 _FEW_ITERATIONS = 5
 #: Turns of the bandwidth, by a factor of two, that are no change of algorithm [-]: these go one way.
 _TURNS = 3
-_LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
 
 
 def _describe_choices(case: Case, sizes: tuple[int, int]) -> list[Evidence]:
@@ -109,7 +108,7 @@ def find_worse_algorithm(case: Case) -> Cause | None:
     which = "which one, the log does not say" if not is_stated else "as NCCL prints"
     advice = []
     if settings:
-        advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
+        advice.append(advise_unset(settings))
     if not is_stated:
         advice.append(
             "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING prints what NCCL chooses for each size"
@@ -135,7 +134,7 @@ def find_worse_algorithm(case: Case) -> Cause | None:
             "aws/aws-ofi-nccl#65",
         ),
         Certainty.SEEN if is_stated else Certainty.LIKELY,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -156,7 +155,7 @@ def _explain_single(case: Case, curve: Curve, kink: Kink) -> Cause:
         ),
         ("NVIDIA/nccl#307",),
         Certainty.POSSIBLE,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -208,7 +207,7 @@ def find_lost_packets(case: Case) -> Cause | None:
         ),
         ("NVIDIA/nccl#378", "NVIDIA/nccl#709"),
         Certainty.LIKELY if roce else Certainty.POSSIBLE,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -252,7 +251,7 @@ def find_late_protocol(case: Case) -> Cause | None:
     evidence += quote_settings(case, settings)
     advice = []
     if settings:
-        advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
+        advice.append(advise_unset(settings))
     advice += [
         "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING prints what NCCL chooses for each size",
         "the same test with NCCL_PROTO=Simple and NCCL_PROTO=^LL: are the smaller sizes faster?",
@@ -319,9 +318,9 @@ def find_high_startup(case: Case) -> Cause | None:
     advice = []
     options = take_facts(case).options
     if settings:
-        names = join_names(f"{each.name}={each.value}" for each in settings)
+        names = name_settings(settings)
         sentence = f"the host adds a constant time {reach}; {names} may do that"
-        advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
+        advice.append(advise_unset(settings))
     elif options is not None and (options.warmup == 0 or options.iterations < _FEW_ITERATIONS):
         text = f"{options.warmup} iterations to warm up, {options.iterations} that are timed"
         evidence.append(quote(case, options, text))
@@ -398,7 +397,7 @@ def find_unlike_halves(case: Case) -> Cause | None:
         ),
         ("NVIDIA/nccl-tests#104",),
         Certainty.LIKELY,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -433,7 +432,7 @@ def find_spread(case: Case) -> Cause | None:
         .with_columns((pl.col("slowest") / pl.col("fastest")).alias("ratio"))
         .sort("ratio", "nbytes", descending=[True, False])
     )
-    unlike = repeats.filter(pl.col("ratio") > _SPREAD)
+    unlike = repeats.filter(pl.col("ratio") > UNLIKE_RUNS)
     if not unlike.height or unlike.height < repeats.height / 3:
         return None
     worst = unlike.row(0, named=True)

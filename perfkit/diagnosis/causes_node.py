@@ -3,13 +3,17 @@
 import re
 
 from perfkit.diagnosis.evidence import (
+    LARGE_SIZES,
     Plateau,
+    advise_unset,
+    describe_largest,
     describe_plateau,
     describe_startup,
     find_plateau,
+    is_on_one_node,
     is_slow,
-    join_names,
     list_settings,
+    name_settings,
     quote,
     quote_settings,
     take_facts,
@@ -42,20 +46,18 @@ _NVLINK_PATHS = ("NVL", "LOC", "XGMI")
 #: Largest rate that NCCL counts for one channel of a node, by compute capability [B/s]: perChMaxTreeBws
 #: in its src/graph/tuning.cc.
 _OF_CHANNEL = {"V100": 26.5e9, "A100": 24e9, "H100": 38.7e9, "H200": 38.7e9, "B200": 70e9}
-
-
-#: Sizes that bandwidth decides.
+#: What rates of rings may lie below and above published ones [-], and rates of channels beside what NCCL
+#: counts for them [-]: choices, for the noise of a run.
+_BELOW_RINGS = 0.95
+_ABOVE_RINGS = 1.03
+_CHANNEL_NOISE = 0.1
+#: NVLink that gives less than this times PCIe is not told from it [-]: a choice. NVLink of an A100 gives
+#: 9.5 times as much.
+_TOLD_APART = 2.0
 #: Settings that leave a part of the links between GPUs unused.
 _SLOWS_LINKS = (Effect.NO_PEERS, Effect.NO_MULTICAST, Effect.FORCED, Effect.FEWER_CHANNELS)
-_LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
-
-
 #: Variables that say how many channels there are at most.
 _MOST_CHANNELS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
-
-
-def _is_on_one_node(case: Case) -> bool:
-    return case.nodes == 1
 
 
 def find_pcie_line(case: Case) -> float | None:
@@ -115,7 +117,7 @@ def find_host_memory(case: Case) -> Cause | None:
     settings = list_settings(case, Effect.NO_PEERS)
     if _list_shared(case) or (settings and case.ranks != case.nodes):
         return _explain_host_memory(case)
-    if not _is_on_one_node(case) or case.expectation.links.nvlink is not None:
+    if not is_on_one_node(case) or case.expectation.links.nvlink is not None:
         return None
     if any(each.way == "P2P" for each in take_facts(case).transports):
         return None
@@ -129,8 +131,8 @@ def _list_shared(case: Case) -> list[Transport]:
 
 def _explain_host_memory(case: Case) -> Cause:
     """Copies through the host that the log names."""
-    evidence = quote_settings(case, list_settings(case, Effect.NO_PEERS))
     settings = list_settings(case, Effect.NO_PEERS)
+    evidence = quote_settings(case, settings)
     transports = take_facts(case).transports
     shared = _list_shared(case)
     if shared:
@@ -147,9 +149,9 @@ def _explain_host_memory(case: Case) -> Cause:
     advice = list(_HOST_ADVICE)
     reason = ""
     if settings:
-        names = join_names(f"{each.name}={each.value}" for each in settings)
+        names = name_settings(settings)
         reason = f", because of {names}"
-        advice.insert(0, f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
+        advice.insert(0, advise_unset(settings))
     elif _GEFORCE.search(case.expectation.device or ""):
         reason = ": GeForce cards have no peer access"
     elif case.expectation.links.nvlink is not None:
@@ -256,15 +258,15 @@ def find_unused_nvlink(case: Case) -> Cause | None:
         None where it does not fit.
     """
     links = case.expectation.links
-    if not _is_on_one_node(case) or links.nvlink is None or case.ranks < 2:
+    if not is_on_one_node(case) or links.nvlink is None or case.ranks < 2:
         return None
     if not is_slow(case, Range.BANDWIDTH):
         return None
     plateau = find_plateau(case)
     line = find_pcie_line(case)
-    if plateau is None or line is None or line >= 0.5 * links.nvlink.value:
+    if plateau is None or line is None or _TOLD_APART * line >= links.nvlink.value:
         return None
-    if plateau.busbw > line or (case.expectation.busbw or 0) < 2 * line:
+    if plateau.busbw > line or (case.expectation.busbw or 0) < _TOLD_APART * line:
         return None
     if _list_shared(case) or list_settings(case, Effect.NO_PEERS):
         return None  # `find_host_memory` says so
@@ -324,7 +326,7 @@ def find_part_of_links(case: Case) -> Cause | None:
     expected = case.expectation.busbw
     plateau = find_plateau(case)
     line = find_pcie_line(case)
-    if not _is_on_one_node(case) or not is_slow(case, Range.BANDWIDTH):
+    if not is_on_one_node(case) or not is_slow(case, Range.BANDWIDTH):
         return None
     if nvlink is None or expected is None or plateau is None or line is None:
         return None
@@ -357,7 +359,7 @@ def find_part_of_links(case: Case) -> Cause | None:
         ),
         ("Azure/azhpc-diagnostics#73", "NVIDIA/nccl#557"),
         Certainty.POSSIBLE,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -377,7 +379,7 @@ def find_network_within_node(case: Case) -> Cause | None:
         None where it does not fit.
     """
     facts = take_facts(case)
-    if not _is_on_one_node(case) or not is_slow(case) or (facts.nodes or 1) > 1:
+    if not is_on_one_node(case) or not is_slow(case) or (facts.nodes or 1) > 1:
         return None
     over_network = [each for each in facts.transports if each.way == "NET"]
     if not over_network:
@@ -387,12 +389,10 @@ def find_network_within_node(case: Case) -> Cause | None:
     count = sum(each.times for each in over_network)
     text = f"{count} of {total} connections within the node are {over_network[0].name}"
     evidence = [quote(case, over_network[0], text), *quote_settings(case, settings)]
-    plateau = find_plateau(case)
-    if plateau is not None:
-        evidence.append(describe_plateau(case, plateau))
+    evidence += describe_largest(case)
     advice = []
     if settings:
-        advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
+        advice.append(advise_unset(settings))
     advice += [
         "all GPUs of the node in one container; or --ipc=host and one /dev/shm for all of its containers",
         "names of hosts and NCCL_HOSTID: ranks of one node must agree",
@@ -460,14 +460,14 @@ def find_no_nvlink_sharp(case: Case) -> Cause | None:
         return None
     ring = find_shares(Path.NVLINK_RING)
     share = plateau.busbw / nvlink.value
-    is_of_ring = 0.95 * ring.low <= share <= 1.03 * ring.high
+    is_of_ring = _BELOW_RINGS * ring.low <= share <= _ABOVE_RINGS * ring.high
     stated = _quote_multicast(case)
     if take_facts(case).has_nvls and take_facts(case).nvls_channels:
         return None
     # between nodes, another rate is of another cause: sockets leave no channels to it either
-    if not is_of_ring and not (stated and _is_on_one_node(case)):
+    if not is_of_ring and not (stated and is_on_one_node(case)):
         return None
-    if not stated and not _is_on_one_node(case):
+    if not stated and not is_on_one_node(case):
         return None
     text = (
         f"{write_rate(plateau.busbw)} are {share:.0%} of the {write_rate(nvlink.value)} of NVLink; rings "
@@ -499,7 +499,7 @@ def find_no_nvlink_sharp(case: Case) -> Cause | None:
             "NVIDIA/nccl#2140",
         ),
         certainty,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -545,7 +545,7 @@ def find_few_channels(case: Case) -> Cause | None:
     cause : Cause or None
         None where it does not fit.
     """
-    if not _is_on_one_node(case) or not is_slow(case, Range.BANDWIDTH):
+    if not is_on_one_node(case) or not is_slow(case, Range.BANDWIDTH):
         return None
     if _list_shared(case) or list_settings(case, Effect.NO_PEERS):
         return None  # `find_host_memory` says so
@@ -564,7 +564,7 @@ def find_few_channels(case: Case) -> Cause | None:
         return None
     count = min(counts)
     most = count * rates[0]
-    if most >= 0.9 * expected or plateau.busbw > 1.1 * most:
+    if most >= (1 - _CHANNEL_NOISE) * expected or plateau.busbw > (1 + _CHANNEL_NOISE) * most:
         return None
     text = f"{count} channels; NCCL counts {write_rate(rates[0])} at most for one, {write_rate(most)} for all"
     line = plateau.line if channels is None else channels.line
@@ -573,10 +573,8 @@ def find_few_channels(case: Case) -> Cause | None:
     advice = ["set NCCL_MIN_NCHANNELS to 16 or 32 and compare"]
     reason = ""
     if settings:
-        texts = dict.fromkeys(f"{setting.name}={setting.value}" for setting in settings)
-        reason = f", because of {join_names(texts)}"
-        names = join_names(dict.fromkeys(setting.name for setting in settings))
-        advice.insert(0, f"unset {names}")
+        reason = f", because of {name_settings(settings)}"
+        advice.insert(0, advise_unset(settings))
     advice.append(
         "see that all NVLinks are up (nvidia-smi nvlink -s): NCCL makes channels by links"
     )
@@ -587,7 +585,7 @@ def find_few_channels(case: Case) -> Cause | None:
         tuple(advice),
         ("uccl-project/uccl#205", "NVIDIA/nccl#1649"),
         Certainty.LIKELY,
-        sizes=_LARGE_SIZES,
+        sizes=LARGE_SIZES,
     )
 
 
@@ -609,7 +607,7 @@ def note_multicast_choice(case: Case) -> Cause | None:
     if is_slow(case) and list_settings(case, Effect.NO_MULTICAST):
         return None  # `find_settings` says so
     nvlink = case.expectation.links.nvlink
-    if case.operation != "all_reduce" or not _is_on_one_node(case) or nvlink is None:
+    if case.operation != "all_reduce" or not is_on_one_node(case) or nvlink is None:
         return None
     settings = [
         setting
@@ -619,13 +617,13 @@ def note_multicast_choice(case: Case) -> Cause | None:
     if not settings:
         return None
     sharp = find_shares(Path.NVLINK_SHARP)
-    names = join_names(f"{setting.name}={setting.value}" for setting in settings)
+    names = name_settings(settings)
     low, high = (write_rate(share * nvlink.value) for share in (sharp.low, sharp.high))
     return Cause(
         "NVLink SHARP by choice",
         f"{names} asks for no NVLink SHARP, which would give an all_reduce {low} to {high} here",
         tuple(quote_settings(case, settings)),
-        (f"unset {join_names(dict.fromkeys(each.name for each in settings))} to use it",),
+        (f"{advise_unset(settings)} to use it",),
         ("NVIDIA/nccl-tests#309", "NVIDIA/nccl-tests#212"),
         Certainty.SEEN,
         frozenset[Word](),

@@ -6,13 +6,17 @@ from typing import NamedTuple
 
 from perfkit.diagnosis.causes_node import has_multicast, note_multicast_choice
 from perfkit.diagnosis.evidence import (
+    LARGE_SIZES,
     Plateau,
+    advise_unset,
+    describe_largest,
     describe_plateau,
     find_plateau,
     is_slow,
     is_too_good,
     join_names,
     list_settings,
+    name_settings,
     quote,
     quote_settings,
     take_facts,
@@ -39,7 +43,7 @@ _FEW_CORES = 2
 _MESH = re.compile(r"\bMI(?:300|308|325|350|355)\w*")
 #: What one of these links gives, of 64 GB/s: ROCm blog of 2025-03-02 on RCCL and xGMI of MI300X [B/s].
 _OF_MESH_LINK = 48e9
-#: Share of these links that is no fault [-]: collectives have overheads of their own.
+#: Share of these links that is no fault [-]: a choice, as no rate of fewer than eight was found.
 _OF_MESH_LINKS = 0.6
 #: GPUs of racks whose nodes share NVLink.
 _RACK = re.compile(r"\bGB[23]00\b")
@@ -328,9 +332,7 @@ def find_shared_nvlink(case: Case) -> Cause | None:
     evidence = [quote(case, said[0], "NCCL joins the nodes by NVLink (MNNVL)")] if said else []
     if not said:
         evidence.append(Evidence(f"{device}: racks of these share NVLink between nodes", case.file))
-    plateau = find_plateau(case)
-    if plateau is not None:
-        evidence.append(describe_plateau(case, plateau))
+    evidence += describe_largest(case)
     return Cause(
         "shared NVLink",
         "the nodes share NVLink, so their adapters do not bound them: this is right, and no network was "
@@ -412,7 +414,7 @@ def find_known_faults(case: Case) -> Cause | None:
                 (fault.advice,),
                 (fault.citation,),
                 Certainty.POSSIBLE,
-                sizes=frozenset((Range.MIDDLE, Range.BANDWIDTH)),
+                sizes=LARGE_SIZES,
             )
     return None
 
@@ -472,14 +474,14 @@ def find_settings(case: Case) -> Cause | None:
         return None
     strong = list_settings(case, Effect.FORCED, Effect.FEWER_CHANNELS, Effect.NO_MULTICAST)
     is_strong = any(setting in strong for setting in settings)
-    names = join_names(f"{setting.name}={setting.value}" for setting in settings)
+    names = name_settings(settings)
     verb = "is" if len(settings) == 1 else "are"
     return Cause(
         "settings",
         f"{names} {verb} set: {_say_effects(settings)}",
         tuple(quote_settings(case, settings)),
         (
-            f"unset {join_names(dict.fromkeys(each.name for each in settings))} and compare: what is fast "
+            f"{advise_unset(settings)} and compare: what is fast "
             "for one size, operation or version is slow for another",
         ),
         (*_list_citations(settings), GUIDE),
@@ -524,7 +526,7 @@ def note_settings(case: Case) -> Cause | None:
     settings = list_settings(case, *noted)
     if not settings:
         return None
-    names = join_names(f"{setting.name}={setting.value}" for setting in settings)
+    names = name_settings(settings)
     verb = "is" if len(settings) == 1 else "are"
     return Cause(
         "settings",
@@ -769,12 +771,10 @@ def explain_unknown(case: Case, word: Word) -> Cause | None:
     named = [verdict for verdict in case.verdicts if verdict.word is word]
     if not named:
         return None
-    evidence = []
-    plateau = find_plateau(case)
-    if plateau is not None:
-        evidence.append(describe_plateau(case, plateau))
+    evidence = describe_largest(case)
+    shows_bandwidth = bool(evidence)
     for verdict in named:
-        if plateau is None and verdict.expected_s is not None:
+        if not shows_bandwidth and verdict.expected_s is not None:
             text = (
                 f"{format_time(verdict.seconds)} at {write_size(verdict.nbytes)}, where "
                 f"{format_time(verdict.expected_s)} are expected"

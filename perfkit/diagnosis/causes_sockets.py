@@ -3,8 +3,10 @@
 import re
 from collections.abc import Sequence
 
+from perfkit.diagnosis.causes_adapters import list_data_adapters
 from perfkit.diagnosis.evidence import (
     Plateau,
+    advise_unset,
     describe_plateau,
     describe_startup,
     find_plateau,
@@ -13,6 +15,7 @@ from perfkit.diagnosis.evidence import (
     is_slow,
     join_names,
     list_settings,
+    name_settings,
     quote,
     quote_settings,
     take_facts,
@@ -22,6 +25,7 @@ from perfkit.diagnosis.evidence import (
 from perfkit.diagnosis.known_rates import find_ethernet
 from perfkit.diagnosis.nccl_variables import Effect
 from perfkit.diagnosis.records import Case, Cause, Certainty, Evidence
+from perfkit.diagnosis.shapes import KINK
 from perfkit.diagnosis.systems import is_on_ec2
 from perfkit.ground.units import escape
 from perfkit.readers.log_facts import Adapter
@@ -34,8 +38,6 @@ _VIRTUAL = re.compile(
 #: [-]: a card of 100 Gb/s gives 6 GB/s over TCP (NVIDIA/nccl#398), adapters of 400 Gb/s for eight GPUs
 #: 370.
 _FAR_BELOW = 0.25
-#: A smaller message with more bandwidth than this proves a faster network [-], see `shapes.find_kink`.
-_BETTER = 1.25
 
 
 def _describe_ethernet(case: Case, plateau: Plateau) -> Evidence | None:
@@ -47,7 +49,7 @@ def _describe_ethernet(case: Case, plateau: Plateau) -> Evidence | None:
     if low is None:
         return None
     text = f"a node sends {write_rate(rate.low)} = {write_line_rate(rate.low)}"
-    if rate.high > 1.05 * rate.low:
+    if not rate.is_certain:
         text += f" by a tree, or {write_rate(rate.high)} by a ring"
     text += f", as a card of {write_line_rate(low)}"
     if high is not None and high != low:
@@ -105,10 +107,10 @@ def _explain_sockets(case: Case, plateau: Plateau | None) -> Cause:
     reason = ""
     advice = []
     if settings:
-        names = join_names(f"{setting.name}={setting.value}" for setting in settings)
+        names = name_settings(settings)
         reason = f", because of {names}"
         evidence[1:1] = quote_settings(case, settings)
-        advice.append(f"unset {join_names(dict.fromkeys(each.name for each in settings))}")
+        advice.append(advise_unset(settings))
     elif "no libibverbs" in topics:
         reason = ", because libibverbs is missing"
         advice.append("install libibverbs (rdma-core) in the container or on the nodes")
@@ -157,7 +159,7 @@ def _guess_sockets(case: Case, plateau: Plateau | None) -> Cause | None:
     expected = case.expectation.busbw
     if plateau is None or expected is None or plateau.busbw > _FAR_BELOW * expected:
         return None
-    if case.curve.busbw.max() > _BETTER * plateau.busbw:
+    if case.curve.busbw.max() > KINK * plateau.busbw:
         return None  # the network itself gives more
     ethernet = _describe_ethernet(case, plateau)
     if ethernet is None:
@@ -242,10 +244,7 @@ def find_wrong_interface(case: Case) -> Cause | None:
 def _find_too_many(case: Case) -> Cause | None:
     """More adapters than GPUs, and no multiple of them: some are of another network."""
     local = case.expectation.ranks_per_node
-    by_host: dict[str, list[Adapter]] = {}
-    for adapter in take_facts(case).adapters:
-        if adapter.fabric != "Socket":
-            by_host.setdefault(adapter.host, []).append(adapter)
+    by_host = list_data_adapters(case)
     if not by_host or local is None or local < 2:
         return None
     listed = max(by_host.values(), key=len)

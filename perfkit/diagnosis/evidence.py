@@ -11,6 +11,11 @@ from perfkit.readers.log_facts import LogFacts, Setting
 
 #: Operations whose bus bandwidth is what a node sends to the others, where rings join the nodes.
 _ALONG_RINGS = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv"}
+#: Sizes that bandwidth decides.
+LARGE_SIZES = frozenset((Range.MIDDLE, Range.BANDWIDTH))
+#: Repeats of a size, and runs of a kind, that differ by more than this are not alike [-]: pairs of nodes
+#: with a bad one among them give 49 instead of 88 GB/s (NVIDIA/nccl-tests#106).
+UNLIKE_RUNS = 1.3
 
 
 class Stated(Protocol):
@@ -55,6 +60,12 @@ class WireRate:
     low: float
     high: float
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether all algorithms send as much. Rings send 2 (n - 1) / n times what trees send on two nodes:
+        1 for two ranks, 1.33 or more for others."""
+        return self.high <= 1.05 * self.low
+
 
 def take_facts(case: Case) -> LogFacts:
     """Take what the log says besides its table.
@@ -88,6 +99,22 @@ def is_between_nodes(case: Case) -> bool:
         Whether it is; not where the log does not say.
     """
     return case.nodes is not None and case.nodes > 1
+
+
+def is_on_one_node(case: Case) -> bool:
+    """Say whether a run is of one node.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    is_on_one_node : bool
+        Whether it is; not where the log does not say.
+    """
+    return case.nodes == 1
 
 
 def find_plateau(case: Case) -> Plateau | None:
@@ -303,6 +330,25 @@ def describe_plateau(case: Case, plateau: Plateau) -> Evidence:
     return Evidence(text, case.file, plateau.line)
 
 
+def describe_largest(case: Case) -> list[Evidence]:
+    """Evidence from the largest size, where it shows the bandwidth.
+
+    Parameters
+    ----------
+    case : Case
+        The run.
+
+    Returns
+    -------
+    evidence : list of Evidence
+        What `describe_plateau` says; none where the run has no verdict on bandwidth.
+    """
+    plateau = find_plateau(case)
+    if plateau is None:
+        return []
+    return [describe_plateau(case, plateau)]
+
+
 def describe_startup(case: Case) -> Evidence | None:
     """Evidence from the smallest messages: what was measured and expected.
 
@@ -406,3 +452,35 @@ def quote_settings(case: Case, settings: Sequence[Setting]) -> list[Evidence]:
             text += f": {meanings[0]}"
         evidence.append(quote(case, setting, text))
     return evidence
+
+
+def name_settings(settings: Sequence[Setting]) -> str:
+    """Settings in a sentence, with their values.
+
+    Parameters
+    ----------
+    settings : sequence of Setting
+        The settings.
+
+    Returns
+    -------
+    text : str
+        As ``NCCL_ALGO=Ring, NCCL_PROTO=LL``.
+    """
+    return join_names(f"{setting.name}={setting.value}" for setting in settings)
+
+
+def advise_unset(settings: Sequence[Setting]) -> str:
+    """Advice to unset some variables, each of them once.
+
+    Parameters
+    ----------
+    settings : sequence of Setting
+        The settings.
+
+    Returns
+    -------
+    advice : str
+        As ``unset NCCL_ALGO, NCCL_PROTO``.
+    """
+    return f"unset {join_names(dict.fromkeys(setting.name for setting in settings))}"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from perfkit.diagnosis.known_rates import ADAPTER_LINES
 from perfkit.diagnosis.records import Adapters, Rate
 from perfkit.diagnosis.systems import System, is_on_ec2
 from perfkit.ground.files import group_rows
@@ -18,8 +19,6 @@ ACROSS = 0.12
 #: lists one adapter less than there are GPUs; elsewhere more, as other networks reach less [-].
 NAMED = 0.055
 ONE_MISSING = 0.03
-#: Rates of network adapters, as they are sold [B/s].
-_ADAPTER_RATES = tuple(1e9 / 8 * rate for rate in (25, 50, 100, 200, 400, 800))
 #: GPUs of nodes that may have one adapter for each [-]; with other numbers a run does not use all GPUs.
 _WITH_ONE_EACH = (4, 8, 16)
 #: GPUs of a node whose networks are published [-].
@@ -115,9 +114,7 @@ def _list_named(named: Adapters, sheet: Datasheet) -> list[Network]:
     """Adapters that a log names, with the rate that it says, or with each that adapters are sold with; the
     usual one first. Of more adapters than GPUs the others may serve storage."""
     usual_rate = sheet.links["NIC"].value if "NIC" in sheet.links else None
-    rates = [
-        Rate(sold, "the adapters that NCCL lists, as they are sold") for sold in _ADAPTER_RATES
-    ]
+    rates = [Rate(sold, "the adapters that NCCL lists, as they are sold") for sold in ADAPTER_LINES]
     if named.rate is not None:
         usual_rate = named.rate.value
         rates = [named.rate]

@@ -14,7 +14,7 @@ from perfkit.ground.units import Array
 
 #: Bandwidth that falls by more than this from a size to the next is a kink [-]: in 26 curves of 13 logs
 #: of healthy runs the deepest fall is 1.11 (docs/formulas.md, table 14.1).
-_KINK = 1.25
+KINK = 1.25
 #: Where more bytes take less time than this, a slower protocol was kept for too long [-]: the same curves
 #: have 0.97 at least.
 _LATE = 0.85
@@ -90,7 +90,7 @@ def find_kink(nbytes: Array, rates: Array) -> Kink | None:
         return None
     falls = rates[:-1] / rates[1:]
     worst = int(falls.argmax())
-    if falls[worst] < _KINK:
+    if falls[worst] < KINK:
         return None
     before = float(rates[worst])
     slower = rates[worst + 1 :] < 0.95 * before
