@@ -392,7 +392,9 @@ def test_a_report_has_the_ranges_and_the_floors(
     monkeypatch.setattr(pk.Diagnosis, "chart", lambda _: None)  # which test_plots.py draws
     sections = dict(diagnosis.sections())
     heads, *rows = sections["By sizes"]
-    assert rows[0][heads.index("verdict")] == "as expected" and "b.log" in rows[0][0]
+    assert (
+        rows[0][heads.index("verdict")] == "as expected" and "b.log" in rows[0][heads.index("run")]
+    )
     assert rows[2][heads.index("measured")] == "128 GB/s"
     assert "Runs beside each other" in sections and "Floors of a health check" in sections
 
@@ -653,3 +655,32 @@ def test_a_range_that_is_too_good_from_a_size_on_is_split_there(tmp_path: Path) 
     table = pk.diagnose(log).table().filter(pl.col("sizes") != Range.LATENCY.value)
     assert table["sizes"].to_list() == ["middle", "middle", "bandwidth"]
     assert table["verdict"].to_list() == ["as expected", "too good", "too good"]
+
+
+def test_bandwidths_and_their_limits_are_those_of_times(tmp_path: Path) -> None:
+    text = write_run(
+        tmp_path / "run.log", follow(20e-6, 230e9, "all_reduce", 8), device=A100, sizes=(2**33,)
+    ).read_text()
+    # out of place 65.35 ms, in place twice as long
+    before, half = "65380.12 131.39 229.93 0", "130000.00 66.08 115.63 0"
+    (row,) = [line for line in text.splitlines() if line.lstrip().startswith(str(2**33))]
+    leading = row.split()[:5]
+    log = tmp_path / "halves.log"
+    log.write_text(text.replace(row, " ".join([*leading, before, half])))
+    found = pk.diagnose(log).table().row(0, named=True)
+    assert found["measured_s"] == pytest.approx(0.5 * (65380.12e-6 + 0.13))
+    for rate, seconds in (
+        ("busbw_bytes_per_s", "measured_s"),
+        ("low_bytes_per_s", "high_s"),
+        ("high_bytes_per_s", "low_s"),
+        ("slow_bytes_per_s", "slow_s"),
+    ):
+        assert found[rate] == pytest.approx(1.75 * 2**33 / found[seconds], rel=1e-3)
+
+
+def test_a_platform_without_nvlink_has_none(tmp_path: Path) -> None:
+    curve = follow(34e-6, 5.6e9, "all_reduce", 4)
+    lines = ["ws:1:1 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"]
+    log = write_run(tmp_path / "run.log", curve, device="NVIDIA L40S", local=4, lines=lines)
+    for platform in (None, "l40s-4"):
+        assert "NVLink" not in pk.diagnose(log, platform).explain().replace("no NVLink", "")

@@ -152,7 +152,14 @@ def _take_given(system: System, model: Model) -> list[Candidate]:
         model = add_nodes(model, nodes)
     name = model.platform.name
     links = model.platform.network.links
-    intra = Rate(links["intra"].bandwidth.value, name) if "intra" in links else None
+    nvlink = None
+    pcie = None
+    if "intra" in links:
+        rate = Rate(links["intra"].bandwidth.value, name)
+        if links["intra"].name == "PCIe":
+            pcie = rate
+        else:
+            nvlink = rate
     adapters = None
     if nodes > 1 and "inter" in links:
         adapters = _find_given_adapters(system, local, Rate(links["inter"].bandwidth.value, name))
@@ -160,7 +167,7 @@ def _take_given(system: System, model: Model) -> list[Candidate]:
     found = Candidate(
         name,
         model,
-        Links(intra, None, adapters, multicast or None),
+        Links(nvlink, pcie, adapters, multicast or None),
         system.ranks,
         nodes,
         local,

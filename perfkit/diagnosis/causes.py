@@ -127,6 +127,7 @@ def settle(case: Case) -> Case:
         The same, with verdicts that may have changed.
     """
     low = {verdict.sizes for verdict in case.verdicts if verdict.word is Word.LOW}
+    low -= {Range.LATENCY}  # start-ups of healthy machines differ too much for that
     if not low:
         return case
     is_low = pl.col("sizes").is_in(low) & (pl.col("verdict") == Word.LOW.value)
@@ -136,8 +137,8 @@ def settle(case: Case) -> Case:
     changed = replace(case, rows=as_slow_rows)
     as_slow = []
     for verdict in judge_ranges(changed):
-        word = Word.SLOW if verdict.word is Word.LOW else verdict.word
-        as_slow.append(replace(verdict, word=word))
+        is_settled = verdict.word is Word.LOW and verdict.sizes in low
+        as_slow.append(replace(verdict, word=Word.SLOW) if is_settled else verdict)
     changed = replace(changed, verdicts=tuple(as_slow))
     for cause in _ask(changed, SIGNATURES):
         is_about = bool(cause.sizes & low) and Word.SLOW in cause.explains

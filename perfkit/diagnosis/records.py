@@ -335,12 +335,16 @@ class Case:
 
     @cached_property
     def curve(self) -> Curve:
-        """Medians by size, which most signatures look at."""
+        """Medians by size, which most signatures look at; bandwidths are those of the median time."""
+        at_median = polars.col("seconds") / polars.col("seconds").median()
         rows = (
             self.rows.filter((polars.col("nbytes") > 0) & (polars.col("seconds") > 0))
             .group_by("nbytes")
             .agg(
-                polars.col("seconds", "busbw", "algbw", "expected_s").median(),
+                polars.col("seconds").median(),
+                (polars.col("busbw") * at_median).median(),
+                (polars.col("algbw") * at_median).median(),
+                polars.col("expected_s").median(),
                 polars.col("line").min(),
                 (polars.col("verdict") == Word.SLOW.value).any().alias("slow"),
             )

@@ -323,13 +323,15 @@ def tabulate_findings(findings: Sequence[Finding]) -> list[Sequence[str]]:
     Returns
     -------
     rows : list of sequence of str
-        Heads, then one row for each range of sizes.
+        Heads, then one row for each range of sizes; the verdict stands beside the sizes, where a narrow
+        page shows it.
     """
-    rows: list[Sequence[str]] = [("run", "system", *_HEADS)]
+    sizes_head, *figures, verdict = _HEADS
+    rows: list[Sequence[str]] = [(sizes_head, verdict, *figures, "run", "system")]
     for finding in findings:
         name = f"{escape(finding.case.file, 80)}: {finding.case.operation}"
-        for row in _list_ranges(finding.case):
-            rows.append((name, finding.system, *row))
+        for sizes, *of_sizes, word in _list_ranges(finding.case):
+            rows.append((sizes, word, *of_sizes, name, finding.system))
     return rows
 
 

@@ -595,11 +595,12 @@ def _gather_sizes(rows: pl.DataFrame) -> pl.DataFrame:
     shares = []
     for name, word in (("slow", Word.SLOW), ("too_good", Word.TOO_GOOD), ("unknown", Word.UNKNOWN)):
         shares.append((pl.col("verdict") == word.value).mean().alias(name))
-    # by the bandwidth that is shown: bytes that count for it, over the longest usual time
-    usual = (pl.col("busbw") * pl.col("seconds") / pl.col("high_s")).median()
-    is_low = (pl.col("busbw").median() < usual).fill_null(value=False)
+    is_low = (pl.col("seconds").median() > pl.col("high_s").first()).fill_null(value=False)
+    # a bandwidth is that of the median time, so that both say the same beside what is expected
+    at_median = pl.col("seconds") / pl.col("seconds").median()
     by_size = rows.group_by("nbytes").agg(
-        pl.col("seconds", "busbw", "line_share").median(),
+        pl.col("seconds").median(),
+        *[(pl.col(name) * at_median).median() for name in ("busbw", "line_share")],
         pl.col("expected_s", "low_s", "high_s", "slow_s").first(),
         *shares,
         is_low.alias("low"),
