@@ -543,6 +543,21 @@ def test_no_limit_is_said_where_networks_of_such_nodes_differ_in_it(
     assert len(named.thresholds()) == len(SIZES)
 
 
+@pytest.mark.parametrize("program", ["gather_perf", "sendrecv_perf"])
+def test_a_platform_that_is_named_as_a_next_step_is_one_that_helps(
+    tmp_path: Path, program: str
+) -> None:
+    """No datasheet times these exchanges: naming one would end where it began."""
+    curve = follow(20e-6, 30e9, "gather" if program == "gather_perf" else "send_recv", 4)
+    log = write_run(tmp_path / "run.log", curve, local=4, program=program)
+    for platform in (None, "h100-sxm-4"):
+        diagnosis = pk.diagnose(log, platform)
+        assert diagnosis.verdict == "not enough to say"
+        assert "name a platform that was calibrated with healthy logs of" in diagnosis.headline()
+    measured = pk.calibrate(nccl_logs=log, base="h100-sxm-8")
+    assert pk.diagnose(log, measured).verdict == "as expected"
+
+
 def test_only_slow_runs_are_said_to_be_slow_from_a_size_on(tmp_path: Path) -> None:
     """Too good in the middle, slow at the end: not too good from the size on where slow ones begin."""
     curve = follow(20e-6, 230e9, "all_reduce", 8)

@@ -659,6 +659,12 @@ def test_the_pointer_shows_figures_of_a_diagnosis_in_the_units_of_its_axes() -> 
     assert "size: 1 KiB; busbw: 90 MB/s; time: 20 µs" in written
 
 
+def test_a_verdict_that_has_no_colour_is_refused() -> None:
+    row = {"run": "a", "size_bytes": 8, "measured_s": 1e-5, "busbw_bytes_per_s": 1e9}
+    with pytest.raises(ValueError, match=r"'sloow'; known are .*did you mean 'slow'"):
+        plots.measured_against_links([{**row, "verdict": "sloow"}])
+
+
 def test_a_share_that_no_configuration_has_is_drawn_without_lines() -> None:
     rows = [{"ranks": 8, "kept": None}]
     chart = plots.sweep_lines(rows, x="ranks", y="kept")

@@ -47,6 +47,8 @@ OF_PAIRS = ("all_to_all", "send_recv", "gather", "scatter")
 #: The same for their start-ups: NCCL of 2021 takes 89 us for an all_to_all on eight A100, that of 2025 13
 #: us (the gallery's a100-sxm-8) [-].
 _STARTS_OF_PAIRS = 1.0
+#: Exchanges that platforms time only where they were measured, as no datasheet tells them.
+_ONLY_MEASURED = ("send_recv", "gather", "scatter")
 #: GPUs of boards without a switch, each linked with the three others (NVIDIA HGX A100 4-GPU) [-].
 BOARD = 4
 
@@ -375,6 +377,9 @@ def explain_unknown(system: System, operation: str, given: Model | None) -> str:
         In one clause, with the next step.
     """
     name = advise_platform(system)
+    measured = f"name a platform that was calibrated with healthy logs of {operation}"
+    if operation in _ONLY_MEASURED:
+        name = measured
     if system.ranks < 2:
         return ONE_RANK
     if operation not in OPERATIONS:
@@ -382,7 +387,8 @@ def explain_unknown(system: System, operation: str, given: Model | None) -> str:
     if given is not None and (refusal := _refuse_given(system, given)):
         return refusal
     if given is not None:
-        return f"platform {given.platform.name} has no time for {operation} on {system.ranks} ranks"
+        ranks = format_count(system.ranks, "rank")
+        return f"platform {given.platform.name} has no time for {operation} on {ranks}; {measured}"
     if system.device is None:
         return f"the log names no devices, or several kinds; {name}"
     if system.sheet is None:
@@ -395,7 +401,7 @@ def explain_unknown(system: System, operation: str, given: Model | None) -> str:
     if system.facts is not None and system.facts.channels and system.facts.channels.collnet:
         return "switches of the network reduce (SHARP), and how fast is not known"
     if operation == "send_recv" and system.nodes > 1:
-        return "what pairs reach between nodes is not known well enough"
+        return f"what pairs reach between nodes is not known well enough; {measured}"
     if system.nodes == 1 and system.ranks > 1 and system.sheet.link_bandwidth is not None:
         return f"links of {system.ranks} {system.sheet.device.name} are not known, or not measured with {operation}; {name}"
     return f"nothing is known of {operation} on such nodes; {name}"

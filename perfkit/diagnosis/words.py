@@ -20,20 +20,16 @@ def write_size(nbytes: float) -> str:
     Returns
     -------
     text : str
-        With three digits at most.
+        With three digits, or all before the point.
 
     Examples
     --------
-    >>> write_size(8), write_size(2**33), write_size(1.5 * 2**20), write_size(2**30 - 64)
-    ('8 B', '8 GiB', '1.5 MiB', '1 GiB')
+    >>> write_size(8), write_size(1.5 * 2**20), write_size(2**30 - 64), write_size(1_023_898)
+    ('8 B', '1.5 MiB', '1 GiB', '1000 KiB')
     """
     for unit, name in _SIZES:
         if nbytes >= _ALMOST * unit:
-            return (
-                f"{nbytes / unit:.3g} {name}"
-                if nbytes < 1000 * unit
-                else f"{nbytes / unit:.0f} {name}"
-            )
+            return f"{_round(nbytes / unit)} {name}"
     return f"{nbytes:g} B"
 
 
@@ -124,7 +120,7 @@ def write_microseconds(seconds: float) -> str:
 
 
 def _round(value: float) -> str:
-    """A number with three digits, or all before the point, without an exponent."""
+    """A number with three digits, or all before the point."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     if abs(value) >= 100:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import altair as alt
 
 from perfkit.ground.forms import refuse_misfits
-from perfkit.ground.units import check_type
+from perfkit.ground.units import check_choice, check_type
 from perfkit.plots import canvas
 from perfkit.plots.canvas import ROWS, Frame, Row
 from perfkit.plots.colours import INK, PALETTE
@@ -48,6 +48,8 @@ def measured_against_links(
     """
     check_type("title", title, str)
     measured = [_complete(row) for row in canvas.read_rows(rows) if _is_drawn(row)]
+    for row in measured:
+        check_choice("verdict", row["verdict"], _VERDICTS)
     sizes = canvas.log_domain(row["size_bytes"] for row in measured)
     columns = ("busbw_bytes_per_s", "expected", "low", "high", "link")
     rates = canvas.log_domain(row.get(column) for row in measured for column in columns)
