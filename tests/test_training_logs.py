@@ -703,6 +703,28 @@ def test_what_is_no_log_of_training_is_refused(tmp_path: Path) -> None:
         pk.read_training_logs(tmp_path)
 
 
+def test_a_last_line_that_is_cut_off_leaves_the_steps_before() -> None:
+    """A job that is killed may print half a line: without its batch the other steps count."""
+    text = write(IN_SECONDS)
+    cut = text[: text.rindex("| global batch size")]
+    log = parse_training_log(cut)
+    assert log.summary == parse_training_log(text).summary
+    assert log.run.model["batch"] == 64
+
+
+@pytest.mark.parametrize("number", ["1e999", "9" * 400, "1e308", "1e-320"])
+def test_numbers_that_cannot_be_are_not_taken(number: str) -> None:
+    """A damaged batch leaves the others, and a damaged time its step."""
+    lines = write(IN_SECONDS).split("\n")
+    lines[-1] = lines[-1].replace("size:  64", f"size: {number}")
+    log = parse_training_log("\n".join(lines))
+    assert (log.summary.batch, len(log.steps)) == (64, 30)
+    lines[-1] = lines[-1].replace("(s): 0.50", f"(s): {number}")
+    log = parse_training_log("\n".join(lines))
+    assert (log.summary.batch, len(log.steps)) == (64, 29)
+    assert log.seconds == pytest.approx(0.5)
+
+
 def test_files_packed_and_folders(tmp_path: Path) -> None:
     text = "\ufeff" + ARGUMENTS + write("\x1b[34m" + PLAIN_2025 + "\x1b[0m")
     (tmp_path / "a.log.gz").write_bytes(gzip.compress(text.encode()))

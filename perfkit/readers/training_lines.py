@@ -15,6 +15,10 @@ from typing import NamedTuple
 #: Characters of a line that are read [-]: a step has up to 900, and the time of searches grows with
 #: their number.
 _LONGEST = 4_000
+#: Bounds of printed numbers above 0 [-]: others are damaged, as no batch, time or rate is so small or
+#: so large in any unit.
+_LEAST = 1e-30
+_MOST = 1e30
 _NUMBER = r"([\d,]*\.?\d+(?:[eE][+-]?\d+)?)"
 
 
@@ -49,7 +53,7 @@ class PrintedValue(NamedTuple):
         Returns
         -------
         value : float or None
-            In base units; None where it is not printed.
+            In base units; None where it is not printed, and for a number that cannot be.
         """
         place = line.find(self.marker)
         while place >= 0:
@@ -57,7 +61,9 @@ class PrintedValue(NamedTuple):
             is_part = self.marker[0].isalnum() and (before.isalnum() or before in "_-")
             match = self.pattern.match(line, place + len(self.marker))
             if match and not is_part:
-                return float(match[1].replace(",", "")) * self.unit
+                printed = float(match[1].replace(",", ""))
+                is_possible = printed == 0 or _LEAST <= printed <= _MOST
+                return printed * self.unit if is_possible else None
             place = line.find(self.marker, place + 1)
         return None
 

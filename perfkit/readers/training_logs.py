@@ -477,10 +477,11 @@ def _check_warm_up(warm_up: int) -> int:
 
 
 def _take_printed_batch(steps: Table, run: LoggedRun, notes: list[str]) -> None:
-    """Take the batch of the last step, which a ramp may not have brought to the stated one."""
-    printed = steps["batch"][-1]
-    if printed is None:
+    """Take the last batch that is printed, which a ramp may not have brought to the stated one."""
+    batches = steps["batch"].drop_nulls()
+    if batches.is_empty():
         return
+    printed = batches[-1]
     stated = run.model.get("batch")
     if stated is not None and stated != printed:
         notes.append(
@@ -609,8 +610,9 @@ def _make_steps(
     batches = [line.batch for line in lines]
     for place, kind in busy.items():
         reasons[place] = reasons[place] or kind
+    printed_batches = [batch for batch in batches if batch is not None]
     for place, batch in enumerate(batches):
-        if batch is not None and batch != batches[-1]:
+        if batch is not None and batch != printed_batches[-1]:
             reasons[place] = reasons[place] or "another batch"
     for place, time in enumerate(seconds):
         if time is None or time <= 0:
