@@ -18,6 +18,7 @@ from perfkit.models.failures import (
     wait_for_slowest,
     young_interval,
 )
+from perfkit.prediction import goodput
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 
@@ -240,7 +241,7 @@ def test_a_run_by_hand(predicted: pk.Prediction) -> None:
     assert shares["share"].sum() == pytest.approx(1.0)
     assert shares["hours"].to_list()[0] == pytest.approx(training / HOUR)
     assert shares["hours"].to_list()[1:3] == pytest.approx([0.0, count * 30 / HOUR])
-    assert r.warnings == ()
+    assert r.warnings == predicted.warnings
     low, high = r.hours_range()
     assert low < r.hours < high
     assert predicted.cost(2.0, tokens=3e12, mtbf=32 * 10 * HOUR, checkpoint=30.0).hours < r.hours
@@ -308,11 +309,40 @@ def test_chances_near_certainty_have_a_time(predicted: pk.Prediction) -> None:
 
 def test_the_answer_leads_and_assumptions_follow(predicted: pk.Prediction) -> None:
     r = predicted.cost(2.0, tokens=3e12, mtbf="llama-3", checkpoint=30.0)
-    first, *_, last = r.explain().splitlines()
+    first, *rest = r.explain().splitlines()
     assert first.startswith("done in ")
-    assert "a restart takes 10 min" in last
-    assert len(r.warnings) == 2
-    assert predicted.cost(2.0, tokens=3e12, mtbf=1e8, checkpoint=30.0, restart=60.0).warnings == ()
+    of_iteration = [f"  warning of the iteration: {text}" for text in predicted.warnings]
+    assert rest[-len(of_iteration) :] == of_iteration
+    assert "a restart takes 10 min" in rest[-len(of_iteration) - 1]
+    assert len(r.warnings) == 2 + len(predicted.warnings)
+    stated = predicted.cost(2.0, tokens=3e12, mtbf=1e8, checkpoint=30.0, restart=60.0)
+    assert stated.warnings == predicted.warnings
+
+
+def test_a_run_that_does_not_fit_says_so(predicted: pk.Prediction) -> None:
+    large = pk.predict(
+        pk.Transformer.preset("llama-3-8b", batch=512, sequence=8192, dtype="bf16"),
+        "h100-sxm-8",
+        ranks=8,
+    )
+    assert large.fits is False
+    with pytest.warns(UserWarning, match="this run cannot be: a rank needs .* does not fit"):
+        large.cost(2.0, iterations=1e5)
+    with pytest.warns(UserWarning, match="does not fit"):
+        r = large.cost(2.0, iterations=1e5, mtbf="llama-3", checkpoint=30.0)
+    assert "does not fit" in r.warnings[0]
+    assert r.headline().startswith("cannot run: a rank needs ")
+    assert r.explain().count("does not fit") == 1 + "; ".join(large.warnings).count("does not fit")
+    assert set(large.warnings) < set(r.warnings)
+    for text in large.warnings:
+        assert text in r.explain()
+    plain = predicted.cost(2.0, tokens=3e12, mtbf=1e8, checkpoint=30.0)
+    assert "cannot" not in plain.explain()
+
+
+def test_both_ends_of_a_range_have_one_unit() -> None:
+    assert goodput._write_range(46.0, 50.64) == "1.92 to 2.11 days"
+    assert goodput._write_range(1.0, 2.0) == "60 min to 2 h"
 
 
 def test_a_checkpoint_takes_its_bytes_over_the_rate(predicted: pk.Prediction) -> None:

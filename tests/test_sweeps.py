@@ -298,11 +298,14 @@ def test_a_cost_of_no_amount_is_refused(predicted: pk.Prediction) -> None:
     for wrong in ({"power": -1}, {"epochs": 0}):
         with pytest.raises(ValueError, match=r"(power|epochs) is"):
             predicted.cost(0, tokens=1e9, **wrong)
-    for amount in ({}, {"samples": 1, "tokens": 1}, {"epochs": 3}):
-        with pytest.raises(
-            ValueError,
-            match=r"amount, as in samples=1e6, is .*known are iterations, samples, tokens",
-        ):
+    both = {"samples": 1, "tokens": 1}
+    for amount, fault in (
+        ({}, "the amount is missing; give one of iterations, samples, tokens"),
+        ({"epochs": 3}, "the amount is missing; give one of iterations, samples, tokens"),
+        (both, "amounts are samples, tokens; give one of iterations, samples, tokens"),
+        ({"token": 1}, "is 'token'; known are iterations, samples, tokens; did you mean 'tokens'"),
+    ):
+        with pytest.raises(ValueError, match=fault):
             predicted.cost(2.5, **amount)
 
 

@@ -34,6 +34,8 @@ _STEPS, _FAR = 400, 12.0
 #: Parts of the memory of a rank that a checkpoint holds.
 _SAVED = ("parameters", "states", "tables")
 _HOUR = 3600.0
+#: Time from which on it is written in days [h].
+_LEAST_DAYS = 48.0
 #: One iteration, up to rounding [-].
 _ONE = 1.0 - 1e-9
 
@@ -116,7 +118,7 @@ class Goodput(Tabular):
     waiting_hours : float
         What waiting for the slowest rank adds to `training_hours` [h].
     warnings : tuple of str
-        What was assumed.
+        That the run does not fit into memory, what was assumed, and the warnings of the iteration.
     """
 
     report_title = "Time and money until a training run is done"
@@ -294,11 +296,11 @@ class Goodput(Tabular):
         ValueError
             For a chance of 0, nearer to 1 than that, or beyond.
         """
-        wanted = check_positive("chance", chance, maximum=1.0)
+        wanted = check_positive("chance", chance)
         if wanted > _LARGEST_CHANCE:
             raise ValueError(
-                f"chance is {show(chance)}; it must be below 1 by 1e-12 or more, such as 0.99: no time is "
-                "certain"
+                f"chance is {show(chance)}; it must be a share below 1 by 1e-12 or more, such as 0.99: no "
+                "time is certain"
             )
         low, high = 0.0, self.hours
         while self.chance(high, failures_alone=failures_alone) < wanted:
@@ -361,8 +363,10 @@ class Goodput(Tabular):
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
+        shortage = find_shortage(self.prediction)
+        impossible = f"cannot run: {shortage}; were there memory, " if shortage else ""
         return (
-            f"done in {_write_hours(self.hours)} for {self.cost:,.0f}: {self.goodput:.1%} of it is training, "
+            f"{impossible}done in {_write_hours(self.hours)} for {self.cost:,.0f}: {self.goodput:.1%} of it is training, "
             f"with {self.failure_count:,.3g} failures and a checkpoint each {format_time(self.interval)}"
         )
 
@@ -387,7 +391,7 @@ class Goodput(Tabular):
         lines = [
             self.headline(),
             f"  with a chance of 90 % done in {likely}; in {alone} if iterations take as long as predicted",
-            f"  at the ends of the interval of an iteration: {_write_hours(low)} to {_write_hours(high)}",
+            f"  at the ends of the interval of an iteration: {_write_range(low, high)}",
         ]
         lines.append(
             f"  checkpoints: {format_time(failures.checkpoint)} each {iterations:,.0f} iterations, "
@@ -403,7 +407,12 @@ class Goodput(Tabular):
         if self.waiting_hours:
             share = self.waiting_hours / hours
             lines.append(f"  waiting for the slowest of {ranks:,} ranks: {share:.1%}")
-        lines += [f"  assumed: {text}" for text in self.warnings]
+        of_iteration = self.prediction.warnings
+        shortage = find_shortage(self.prediction)  # which the first line says
+        for text in self.warnings:
+            if text not in of_iteration and text != shortage:
+                lines.append(f"  assumed: {text}")
+        lines += [f"  warning of the iteration: {text}" for text in of_iteration]
         return "\n".join(lines)
 
     def sections(self) -> Sections:
@@ -467,6 +476,9 @@ def find_goodput(
             f"the run has {iterations:.3g} iterations; with mtbf= it must have 1 or more; give a larger amount"
         )
     warnings = []
+    shortage = find_shortage(prediction)
+    if shortage is not None:
+        warnings.append(shortage)
     rank_mtbf = _read_mtbf(mtbf)
     job_mtbf = rank_mtbf / prediction.ranks
     if isinstance(mtbf, str):
@@ -518,8 +530,26 @@ def find_goodput(
         price_per_gpu_hour,
         power,
         waiting_hours,
-        tuple(warnings),
+        (*warnings, *prediction.warnings),
     )
+
+
+def find_shortage(prediction: Any) -> str | None:
+    """Say what memory a run lacks.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        An iteration of the run.
+
+    Returns
+    -------
+    shortage : str or None
+        What a rank needs, and of how much; None if it fits, or if nobody knows.
+    """
+    if prediction.fits is False:
+        return f"a rank {prediction.memory()}"
+    return None
 
 
 def _read_mtbf(mtbf: Any) -> float:
@@ -554,8 +584,15 @@ def _read_checkpoint(prediction: Any, checkpoint: Any, write_rate: Any) -> float
     return sum(float(memory.parts[part]) for part in _SAVED) / rate
 
 
+def _write_range(low: float, high: float) -> str:
+    """Write two times [h], both in days where one of them is."""
+    if high >= _LEAST_DAYS:
+        return f"{low / 24:,.3g} to {high / 24:,.3g} days"
+    return f"{_write_hours(low)} to {_write_hours(high)}"
+
+
 def _write_hours(hours: float) -> str:
     """Write a time [h] in days from two days on."""
-    if hours >= 48:
+    if hours >= _LEAST_DAYS:
         return f"{hours / 24:,.3g} days"
     return format_time(hours * _HOUR)

@@ -1,6 +1,7 @@
 """The prediction of one training iteration: its time, interval, bounds, breakdown and timeline."""
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,7 +27,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts, uncertainty
 from perfkit.prediction.breakdown import Breakdown
 from perfkit.prediction.classes import list_attention
-from perfkit.prediction.goodput import Goodput, find_goodput
+from perfkit.prediction.goodput import Goodput, find_goodput, find_shortage
 from perfkit.prediction.levels import find_level
 from perfkit.prediction.memory import Memory, measure_memory
 from perfkit.prediction.memory_timeline import find_fullest, list_memory
@@ -476,19 +477,33 @@ class Prediction(Tabular):
         Raises
         ------
         ValueError
-            For several amounts, or one that the workload does not have; for checkpoints without
+            For no amount, several, or one that the workload does not have; for checkpoints without
             `mtbf`; if failures come faster than the job restarts.
+
+        Warns
+        -----
+        UserWarning
+            If the run does not fit into the memory of a rank: what it would cost is said all the same.
         """
-        if len(amount) == 1:
-            [(unit, count)] = amount.items()
-        else:
-            unit, count = ", ".join(amount) or "missing", 0.0  # refused below
-        rate = self.throughput[check_choice("amount, as in samples=1e6,", unit, self.throughput)]
+        units = ", ".join(self.throughput)
+        if not amount:
+            raise ValueError(f"the amount is missing; give one of {units}, as in samples=1e6")
+        unknown = [unit for unit in amount if unit not in self.throughput]
+        if unknown:
+            check_choice("amount, as in samples=1e6,", unknown[0], self.throughput)
+        if len(amount) > 1:
+            raise ValueError(f"amounts are {', '.join(amount)}; give one of {units}")
+        [(unit, count)] = amount.items()
+        rate = self.throughput[unit]
         hours = check_positive(unit, count) * check_positive("epochs", epochs) / rate / 3600
         spread = check_positive("jitter", jitter, zero=True, maximum=1.0)
         waiting = hours * float(wait_for_slowest(spread, ranks=self.ranks))
         price = check_positive("price_per_gpu_hour", price_per_gpu_hour, zero=True)
         watts = check_positive("power", power, zero=True)
+        shortage = find_shortage(self)
+        if shortage is not None:
+            text = f"this run cannot be: {shortage}; its cost is that with enough memory"
+            warnings.warn(text, UserWarning, stacklevel=2)
         if mtbf is not None:
             return find_goodput(
                 self,
