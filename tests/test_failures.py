@@ -300,9 +300,9 @@ def test_chances_near_certainty_have_a_time(predicted: pk.Prediction) -> None:
     for alone in (False, True):
         nearly_certain = r.hours_for(1 - 1e-12, failures_alone=alone)
         assert r.hours_for(0.99, failures_alone=alone) < nearly_certain < 100 * r.hours
-        for chance in (1.0, 1 - 1e-14):
+        for chance in (1.0, 1 - 1e-14, 90):
             with pytest.raises(
-                ValueError, match=f"chance is {chance}; it must be below 1 by 1e-12"
+                ValueError, match=f"chance is {chance}; it must be a share below 1 by 1e-12"
             ):
                 r.hours_for(chance, failures_alone=alone)
 
