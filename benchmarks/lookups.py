@@ -212,16 +212,22 @@ def _read_case(row: Mapping[str, str], half: str) -> Case:
     table = EmbeddingTable(
         int(row["rows"]), int(row["dim"]), float(row["pooling"]), law=law, name=row["id"]
     )
+    tables = 1
+    if "12 tables" in row["remarks"]:
+        tables = _TABLES_OF_LOG
+    optimizer = "sgd"
+    if row["optimizer"] == "adam":
+        optimizer = "adam"
     return Case(
         number=row["id"],
         kernel=kernel,
         source=row["source"].split()[0],
         card=_find_card(row["device"]),
         table=table,
-        tables=_TABLES_OF_LOG if "12 tables" in row["remarks"] else 1,
+        tables=tables,
         bags=int(row["batch"]),
         direction=row["direction"],
-        optimizer="adam" if row["optimizer"] == "adam" else "sgd",
+        optimizer=optimizer,
         release=_find_release(row),
         mode=_find_mode(row),
         half=half,

@@ -376,11 +376,7 @@ def shard(
             )
 
         return choose_kernels(problem, beyond_device, search)
-    budget = _Budget(
-        check_positive("seconds", seconds),
-        None if steps is None else int(check_positive("steps", steps, integer=True)),
-        int(check_positive("seed", seed, integer=True, zero=True)),
-    )
+    budget = _read_budget(seconds, steps, seed)
     check_type("split_small", split_small, bool)
     start = _read_start(problem, start)
     names, order = name_tables(workload.tables), problem.costs.order
@@ -391,9 +387,7 @@ def shard(
     unforbidden = read_constraints(names, problem.costs.ranks, order, **kept)
     prepared = _prepare(replace(problem, constraints=constraints))
     check_memory(prepared.problem, prepared.state.candidates)
-    forbidden = [
-        kind for kind in KINDS if (constraints.allowed[kind] < unforbidden.allowed[kind]).any()
-    ]
+    forbidden = _list_forbidden(constraints, unforbidden)
     # once for all steps of the search, as entering it takes as long as one of them
     with np.errstate(under="ignore"), follow(progress) as report:
         usual = _widen_shards(prepared.problem, constraints)
@@ -402,12 +396,9 @@ def shard(
             prepared, unforbidden, forbidden, budget, split_small, start, report_search
         )
         outcome = attempts.run()
-        best, baselines = outcome.best, outcome.baselines
         if outcome.state is not prepared.state:
-            baselines = _price_baselines(prepared.state, budget.seed)
-            fitting = [price for price in baselines.values() if price is not None]
-            price = price_checked_plan(prepared.problem, best.price.plan)
-            best = _choose_joined(best._replace(price=price), fitting)
+            outcome = _keep_all_constraints(outcome, prepared, budget.seed)
+        best = outcome.best
         if usual is not None:
             best = _search_wide_shards(attempts, usual, best, report)
         # what is forbidden only makes plans slower
@@ -421,7 +412,7 @@ def shard(
         objective,
         attempts.work,
         attempts.interrupted,
-        baselines,
+        outcome.baselines,
         (
             *warn_once(tuple(reasons), find_stacklevel() + 1),
             *_note_unpooled(problem),
@@ -434,6 +425,34 @@ def shard(
         best.given_up,
         has_stalled=outcome.has_stalled,
     )
+
+
+def _read_budget(seconds: Any, steps: Any, seed: Any) -> "_Budget":
+    """What a search may take, from the arguments of `shard`."""
+    work = check_positive("seconds", seconds)
+    most_steps = None
+    if steps is not None:
+        most_steps = check_positive("steps", steps, integer=True)
+    return _Budget(work, most_steps, check_positive("seed", seed, integer=True, zero=True))
+
+
+def _list_forbidden(constraints: Constraints, unforbidden: Constraints) -> list[str]:
+    """Kinds that are forbidden for a table that may have them otherwise."""
+    forbidden = []
+    for kind in KINDS:
+        if (constraints.allowed[kind] < unforbidden.allowed[kind]).any():
+            forbidden.append(kind)
+    return forbidden
+
+
+def _keep_all_constraints(outcome: "_Outcome", prepared: "_Prepared", seed: int) -> "_Outcome":
+    """An outcome of a search without all that is forbidden, with prices and rules of thumb of the problem
+    with it: the best of its plan and these."""
+    baselines = _price_baselines(prepared.state, seed)
+    fitting = [price for price in baselines.values() if price is not None]
+    price = price_checked_plan(prepared.problem, outcome.best.price.plan)
+    best = _choose_joined(outcome.best._replace(price=price), fitting)
+    return outcome._replace(best=best, baselines=baselines)
 
 
 def _count_column_shards(problem: Problem, constraints: Constraints) -> np.ndarray:
