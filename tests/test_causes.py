@@ -148,6 +148,17 @@ def test_an_adapter_is_missing_on_one_host(tmp_path: Path) -> None:
     assert "cable" in cause.advice[1]
 
 
+def test_another_adapter_on_some_hosts_is_no_missing_one_on_others(tmp_path: Path) -> None:
+    nine = [f"mlx5_{number}" for number in range(9)]
+    said = [list_adapters(host, nine if host == "oak-3" else nine[:-1]) for host in FOUR]
+    assert names(make_hdr(tmp_path, 190 * GB, *said)) == []
+    two_each = [f"mlx5_{number}" for number in range(16)]
+    said = [list_adapters(host, two_each[:8] if host == "oak-3" else two_each) for host in FOUR]
+    assert (
+        "8 of 16 adapters" in find(make_hdr(tmp_path, 100 * GB, *said), "missing adapter").sentence
+    )
+
+
 def test_adapters_of_efa_are_counted(tmp_path: Path) -> None:
     four = name_adapters(4, 4, 12.5 * GB, is_named=False)
     three = say("NET/OFI Selected Provider is efa (found 3 nics)")
@@ -939,6 +950,7 @@ def test_harmless_settings_and_those_of_plugins_are_not_named(tmp_path: Path) ->
         ("NCCL_PROTO", "LL", 1),
         ("NCCL_PROTO", "LL,LL128", 1),
         ("NCCL_PROTO", "^LL128", 1),
+        ("NCCL_PROTO", "^Simple", 1),
         ("NCCL_PROTO", "LL,LL128,Simple", 0),
         ("NCCL_P2P_LEVEL", "SYS", 0),
         ("NCCL_P2P_LEVEL", "LOC", 1),

@@ -91,7 +91,10 @@ def _find_missing(case: Case, by_host: dict[str, tuple[Adapter, ...]]) -> _Missi
     names = {host: [adapter.name for adapter in found] for host, found in by_host.items()}
     counts = {host: len(found) for host, found in names.items()}
     fewest, most = min(counts.values()), max(counts.values())
-    if fewest < most:
+    local = case.expectation.ranks_per_node
+    # one for each GPU is whole: what some hosts have besides may serve storage
+    has_others = local is not None and fewest == local and most % local != 0
+    if fewest < most and not has_others:
         whole = max(names.values(), key=len)
         poorest = [host for host, count in counts.items() if count < most]
         absent = [name for name in whole if any(name not in names[host] for host in poorest)]

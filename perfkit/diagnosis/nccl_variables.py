@@ -200,6 +200,13 @@ VARIABLES: tuple[Variable, ...] = (
         citations=("NVIDIA/nccl#281",),
     ),
     Variable(
+        "NCCL_PROTO",
+        r"\^(?!.*LL).*Simple.*",
+        Effect.FORCED,
+        "large messages, too, use LL or LL128 (95 % of the bandwidth at most)",
+        citations=("NVIDIA/nccl#281",),
+    ),
+    Variable(
         "NCCL_MAX_NCHANNELS",
         r"\d+",
         Effect.FEWER_CHANNELS,
