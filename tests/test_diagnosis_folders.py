@@ -162,3 +162,18 @@ def test_a_platform_that_fits_no_run_is_no_green_check(
     assert main(["log", str(folder / "h.log"), "--platform", "a100-sxm-8"]) == 2
     assert capsys.readouterr().out.startswith("not enough to say: ")
     assert main(["log", str(folder / "h.log"), "--platform", "h100-sxm-8"]) == 0
+
+
+def test_runs_of_one_log_are_told_apart(tmp_path: Path) -> None:
+    curve = follow(20e-6, 230e9, "all_reduce", 8)
+    runs = []
+    for number in range(2):
+        log = write_run(tmp_path / f"{number}.log", curve, device=A100, sizes=SIZES[-4:])
+        runs.append(log.read_text())
+        log.unlink()
+    (tmp_path / "both.log").write_text("".join(runs))
+    diagnosis = pk.diagnose(tmp_path / "both.log")
+    first, second = (finding.name for finding in diagnosis.findings)
+    line = len(runs[0].splitlines()) + 1
+    assert (first, second) == ("both.log", f"both.log line {line}")
+    assert f"both.log line {line}: all_reduce, one node" in str(diagnosis)

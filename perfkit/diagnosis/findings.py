@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from perfkit.diagnosis.records import Case, Cause, Range, Word
+from perfkit.ground.units import escape
 
 #: What is said first: what is wrong, then what is right.
 _ORDER = (Word.WRONG, Word.TOO_GOOD, Word.SLOW, Word.EXPECTED, Word.LOW, Word.UNKNOWN)
@@ -41,6 +42,15 @@ class Finding:
             if largest.word is Word.LOW and largest.sizes is Range.BANDWIDTH:
                 return Word.LOW
         return find_worst(words)
+
+    @property
+    def name(self) -> str:
+        """Its log, with the line where it begins if other runs stand before it."""
+        file = escape(self.case.file, 80)
+        facts = self.case.facts
+        if facts is None or facts.first_line <= 1:
+            return file
+        return f"{file} line {facts.first_line}"
 
     def count_wrong(self) -> int:
         """Rows whose results hold wrong values [-]."""

@@ -203,7 +203,7 @@ class Diagnosis(Tabular):
         shown = sorted(self.findings, key=rank_finding)[:_MOST_PANELS]
         rows = []
         for finding in shown:
-            title = f"{finding.case.operation}, {finding.case.file}"
+            title = f"{finding.case.operation}, {finding.name}"
             for row in _show_rows(finding.case).to_dicts():
                 rows.append({"run": title, **row})
         title = "Measured and expected"

@@ -214,7 +214,7 @@ def describe_finding(finding: Finding, *, with_file: bool) -> list[str]:
         What it is, and a table of its ranges of sizes.
     """
     case = finding.case
-    where = f"{escape(case.file, 80)}: " if with_file else ""
+    where = f"{finding.name}: " if with_file else ""
     head = f"{where}{case.operation}, {finding.system}"
     lines = [head, format_table([_HEADS, *_list_ranges(case)])]
     if any(verdict.word is Word.LOW for verdict in case.verdicts):
@@ -329,7 +329,7 @@ def tabulate_findings(findings: Sequence[Finding]) -> list[Sequence[str]]:
     sizes_head, *figures, verdict = _HEADS
     rows: list[Sequence[str]] = [(sizes_head, verdict, *figures, "run", "system")]
     for finding in findings:
-        name = f"{escape(finding.case.file, 80)}: {finding.case.operation}"
+        name = f"{finding.name}: {finding.case.operation}"
         for sizes, *of_sizes, word in _list_ranges(finding.case):
             rows.append((sizes, word, *of_sizes, name, finding.system))
     return rows
