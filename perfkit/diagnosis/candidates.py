@@ -39,13 +39,14 @@ from perfkit.readers.nccl import ONE_RANK
 #: 0.08 (docs/formulas.md, `_MACHINES`).
 _STARTS = 0.71
 BYTES = 0.08
-#: For links whose collectives nobody measured: medians of other devices [-].
+#: For links whose collectives nobody measured, which take the medians of other devices: a choice, as each
+#: of those devices is within 0.27 of what the medians give it [-].
 _UNMEASURED = 0.25
-#: Exchanges between pairs, which share links in ways that a log does not tell [-].
+#: Exchanges between pairs, which share links in ways that a log does not tell: a choice [-].
 _PAIRS = 0.35
 OF_PAIRS = ("all_to_all", "send_recv", "gather", "scatter")
 #: The same for their start-ups: NCCL of 2021 takes 89 us for an all_to_all on eight A100, that of 2025 13
-#: us (the gallery's a100-sxm-8) [-].
+#: us (the gallery's a100-sxm-8); a choice, about half of the logarithm of that ratio [-].
 _STARTS_OF_PAIRS = 1.0
 #: Exchanges that platforms time only where they were measured, as no datasheet tells them.
 _ONLY_MEASURED = ("send_recv", "gather", "scatter")

@@ -14,7 +14,7 @@ from perfkit.platform.platform import Platform
 
 #: Share of the line rate that rings of GPUs without NVLink reach over PCIe, and its spread: 12 to 25.8
 #: of 31.5 GB/s over PCIe 4.0 (NVIDIA/nccl#766, tinygrad/open-gpu-kernel-modules#36), 25.8 of 63 over
-#: PCIe 5.0 (the gallery's rtx-pro-6000-8) [-].
+#: PCIe 5.0 (the gallery's rtx-pro-6000-8). The 80 % interval is 0.40 to 0.82, these are 0.38 to 0.82 [-].
 _PCIE_SHARE = 0.57
 PCIE = 0.28
 #: Message of which bytes alone count [B].

@@ -10,13 +10,13 @@ from perfkit.ground.files import group_rows
 from perfkit.ground.units import format_count
 from perfkit.platform.datasheets import HOP, Datasheet
 
-#: The same for times per byte that are composed over nodes (docs/formulas.md, `LINES`: mean errors of
+#: Spread of times per byte that are composed over nodes, as a standard deviation of logarithms (docs/formulas.md, `LINES`: mean errors of
 #: 7 to 17 % on three clusters) [-].
 ACROSS = 0.12
 #: For runs whose adapters the log names, which bound all but two nodes. Published rates of single
 #: adapters are 0.91 to 0.98 of the line rate, the logarithms with a standard deviation of 0.03 (six in
 #: NVIDIA/nccl-tests#119, #290, #309 and the gallery's rails of ten nodes): that is the spread where NCCL
-#: lists one adapter less than there are GPUs; elsewhere more, as other networks reach less [-].
+#: lists one adapter less than there are GPUs; elsewhere more, a choice, as other networks reach less [-].
 NAMED = 0.055
 ONE_MISSING = 0.03
 #: GPUs of nodes that may have one adapter for each [-]; with other numbers a run does not use all GPUs.

@@ -26,23 +26,23 @@ from perfkit.models.collectives import OPERATIONS, bus_factor
 #: Largest message of which start-ups alone are judged [B]: NCCL's protocol for the smallest messages, LL,
 #: ends there for eight ranks (NVIDIA, nccl, src/graph/tuning.cc: 8 KiB and more for each rank).
 LATENCY = 2**16
-#: Smallest message of the bandwidth where no expectation says when start-ups no longer matter [B].
+#: Smallest message of the bandwidth where no expectation says when start-ups no longer matter: a choice [B].
 BANDWIDTH = 2**27
-#: Share of an expected time that bytes take, from which on a size is judged by its bandwidth [-].
+#: Share of an expected time that bytes take, from which on a size is judged by its bandwidth: a choice [-].
 _MOVED = 0.8
 #: A bus bandwidth that was reached at a smaller size and is lost by more than this at two sizes or more is
-#: an algorithm or a protocol that is worse from there on; in thirteen healthy logs of five clusters no
-#: size loses more than a tenth [-].
+#: an algorithm or a protocol that is worse from there on: a choice, as in thirteen healthy logs of five
+#: clusters no size loses more than a tenth [-].
 _LOST = 0.8
 #: Smallest message of which that is said [B].
 _TELLING = 2**20
-#: What a bus bandwidth may exceed the line rate by, as times have errors of their own [-].
+#: What a bus bandwidth may exceed the line rate by, as times have errors of their own: a choice [-].
 _ABOVE = 1.03
-#: Faster than expected by this, as the logarithm of a time, a run is of another system [-].
+#: Faster than expected by this, as the logarithm of a time, a run is of another system: a choice [-].
 _OTHER = 0.3
-#: Fewest rows that must be faster than adapters can be, before a run is of others [-].
+#: Fewest rows that must be faster than adapters can be, before a run is of others: one may be noise [-].
 _FASTEST_ROWS = 2
-#: Times of two networks are alike if they differ by less than this share [-].
+#: Times of two networks are alike if they differ by less than this share: a choice [-].
 _ALIKE = 0.1
 #: Messages whose expectation is named whatever sizes a run has, the larger one at least [B]: those that
 #: runs of nccl-tests usually begin and end with.
