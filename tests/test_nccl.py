@@ -600,6 +600,8 @@ def test_a_row_with_a_damaged_figure_is_named_and_what_is_before_it_kept(
         parse_nccl_tests(text)
     with pytest.warns(LogWarning, match="line 17 does not fit: .*; 2 measurements are kept"):
         agree(parse_nccl_tests(text, partial=True), Log().expected()[:2])
+    with pytest.raises(ValueError, match="partial is 'no'; it must be True or False"):
+        parse_nccl_tests(text, partial="no")  # type: ignore[arg-type]
 
 
 def test_folders_files_and_what_is_missing(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ def test_printed_output() -> None:
     assert rates.find_slowest("host to device") == 26e9
     assert rates.find_slowest("devices") == 380e9
     assert rates.find_slowest("device to host") is None  # measured in both directions alone
+    with pytest.raises(ValueError, match="between is 'host'; known are devices, host to device"):
+        rates.find_slowest("host")
 
 
 def test_json_and_several_nodes(tmp_path: Path) -> None:
@@ -118,6 +120,8 @@ def test_what_is_no_output_or_is_cut_off_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=reason):
             parse_nvbandwidth(text)
+    with pytest.raises(ValueError, match="text is 3; it must be what nvbandwidth printed"):
+        parse_nvbandwidth(3)  # type: ignore[arg-type]
     path = tmp_path / "a.log"
     path.write_bytes(b"%PDF-1.7\n" + bytes(40))
     with pytest.raises(ValueError, match="PDF"):

@@ -604,6 +604,14 @@ def test_arguments_of_readers_are_checked(tmp_path: Path) -> None:
         parse_training_log(write(PLAIN_2025), warm_up=-1)
     with pytest.raises(ValueError, match="warm_up is -1"):
         pk.read_training_logs(tmp_path, warm_up=-1)
+    for read in (pk.read_training_log, pk.read_training_logs):
+        with pytest.raises(ValueError, match="progress is 'no'; it must be True or False"):
+            read(tmp_path / "a.log", progress="no")
+    log = pk.read_training_log(tmp_path / "a.log")
+    with pytest.raises(ValueError, match="model is None; it must be the Transformer of all runs"):
+        log.as_run(None, dp=8)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="known are tp, "):
+        log.strategy(layer=3)
 
 
 def test_replicas_of_maxtext_without_fsdp_hold_the_whole_model() -> None:

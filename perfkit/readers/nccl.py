@@ -665,6 +665,7 @@ def read_logs(
     source: str | Path | Sequence[str | Path], *, partial: bool = False, progress: bool = False
 ) -> NcclLogs:
     """Read logs as `read_nccl_tests` does, with the devices that each file names."""
+    check_type("partial", partial, bool)
     check_type("progress", progress, bool)
     return _collect(_read_logs(source), partial, progress)
 
@@ -747,6 +748,7 @@ def parse_nccl_tests(text: str, *, file: str = "text", partial: bool = False) ->
         raise ValueError(
             f"text is {show(text)}; it must be the text of a log, a str; read_nccl_tests takes files"
         )
+    check_type("partial", partial, bool)
     return _collect([_Log(file, text)], partial).rows
 
 

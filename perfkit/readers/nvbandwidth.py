@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from perfkit.ground.files import LARGEST_TEXT, check_path, explain_content, reading
-from perfkit.ground.units import escape, show
+from perfkit.ground.units import check_choice, escape, show
 
 _ADVICE = "pass what nvbandwidth printed, as text or with --json"
 _RUNNING = re.compile(r"Running (\w{1,80})\.")
@@ -31,6 +31,8 @@ _COLUMNS = re.compile(r"\s*0(?:\s+\d{1,4})*\s*$")
 _MOST_DEVICES = 4_096
 #: Bound of the numbers of a matrix, far above those of links [GB/s] or [ns].
 _MOST_VALUE = 1e9
+#: Kinds of links.
+_BETWEEN = ("devices", "host to device", "device to host")
 _SCHEMA: dict[str, Any] = {
     "test": pl.String,
     "between": pl.String,
@@ -53,7 +55,7 @@ class _Ends(NamedTuple):
 class _Kind(NamedTuple):
     """What a test measures."""
 
-    between: str  # devices, host to device, device to host
+    between: str  # one of `_BETWEEN`
     row: str  # which end the row is: source, target or nothing
     column: str  # which end the column is
     is_alone: bool = True  # no other copies run at the same time
@@ -113,7 +115,13 @@ class LinkRates(NamedTuple):
         bandwidth : float or None
             Least bandwidth of a copy that runs alone, by the faster engine and test where several
             measured the link; None where it was not measured [B/s].
+
+        Raises
+        ------
+        ValueError
+            For another kind of link.
         """
+        check_choice("between", between, _BETWEEN)
         alone = self.rows.filter(
             pl.col("between") == between, "is_alone", pl.col("bandwidth").is_not_null()
         )
@@ -191,6 +199,10 @@ def parse_nvbandwidth(text: str, *, file: str = "text") -> LinkRates:
     >>> rates.find_slowest("host to device")
     54000000000.0
     """
+    if not isinstance(text, str):
+        raise ValueError(
+            f"text is {show(text)}; it must be what nvbandwidth printed, a str; read_nvbandwidth takes a file"
+        )
     name = escape(file, 200)
     with reading(name, _ADVICE):
         if text.lstrip().startswith("{"):

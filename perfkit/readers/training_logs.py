@@ -24,7 +24,14 @@ from perfkit.ground.callers import find_stacklevel
 from perfkit.ground.files import check_path, check_paths
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Sections, Table, Tabular
-from perfkit.ground.units import check_choice, check_positive, escape, format_time, show
+from perfkit.ground.units import (
+    check_choice,
+    check_positive,
+    check_type,
+    escape,
+    format_time,
+    show,
+)
 from perfkit.readers.log_text import COLOURS, has_ending, list_files, read_text
 from perfkit.readers.measured_steps import MeasuredStep
 from perfkit.readers.training_facts import find_contradiction, find_facts, find_peak_memory
@@ -59,8 +66,8 @@ _ADVICE = "name the output of a training run"
 _READ = "read are the lines of Megatron-LM, Megatron-Bridge, NeMo, Primus, torchtitan, MaxText and nanoGPT"
 #: Fields without which there is no model.
 _NEEDED = ("batch", "sequence", "layers", "hidden", "heads", "vocabulary", "positions")
-_STRATEGY = {field.name for field in fields(Strategy)}
-_MODEL = {field.name for field in fields(Transformer)} - {"family"}
+_STRATEGY = tuple(field.name for field in fields(Strategy))
+_MODEL = tuple(field.name for field in fields(Transformer) if field.name != "family")
 
 
 class TrainingLogWarning(UserWarning):
@@ -223,7 +230,16 @@ class TrainingLog(Tabular):
         row : dict of str to value
             Seconds; the strategy; what the log states of its model that differs from `model`; the
             software.
+
+        Raises
+        ------
+        ValueError
+            For anything but a model, and as `strategy` does.
         """
+        if not isinstance(model, Transformer):
+            raise ValueError(
+                f"model is {show(model)}; it must be the Transformer of all runs, such as log.workload()"
+            )
         strategy = self.strategy(**given)
         row: dict[str, Any] = {"seconds": self.seconds}
         for item in fields(Strategy):
@@ -348,6 +364,7 @@ def read_training_log(
     '400 ms an iteration; 40 iterations, 10 skipped'
     """
     check_threads()
+    check_type("progress", progress, bool)
     warm_up = _check_warm_up(warm_up)
     file = check_path("path", path)
     if file.is_dir():
@@ -388,6 +405,7 @@ def read_training_logs(
     TrainingLogWarning
         For each file that is left out, and why.
     """
+    check_type("progress", progress, bool)
     warm_up = _check_warm_up(warm_up)
     files = check_paths("paths", paths)
     if isinstance(paths, str | os.PathLike) and files[0].is_dir():
