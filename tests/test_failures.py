@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import lambertw
+from scipy.special import gammainc, lambertw
 
 import perfkit as pk
 from perfkit.ground.files import group_rows
@@ -187,8 +187,18 @@ def test_rare_failures_lose_no_digits() -> None:
     ) == pytest.approx(math.exp(-2.0))
 
 
-def test_many_failures_are_counted_or_normal_alike() -> None:
-    # below and above the number of failures from which on their number is taken as normal
+@pytest.mark.parametrize("length", [6.9, 6.92])
+def test_many_failures_of_few_segments_are_no_normal_delay(length: float) -> None:
+    # 991 and 1,011 failures of one segment, whose delay is as good as exponential, and of four, whose delay
+    # has a gamma distribution of shape 4: 63 and 57 % are done at its mean
+    for segments, chance in ((1, 1 - math.exp(-1)), (4, gammainc(4, 4))):
+        mean = segments * float(segment_time(length, mtbf=1.0, restart=0.1))
+        done = chance_done(mean, segments=segments, length=length, mtbf=1.0, restart=0.1)
+        assert done == pytest.approx(chance, abs=0.005)
+
+
+def test_many_failures_are_counted_or_not_alike() -> None:
+    # below and above the number of failures from which on they are not counted one by one
     for segments in (7_000, 8_000):
         shape: dict[str, Any] = {"segments": segments, "length": 1.0, "mtbf": 8.0, "restart": 0.5}
         mean = segments * float(segment_time(1.0, mtbf=8.0, restart=0.5))

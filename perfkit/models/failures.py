@@ -16,7 +16,8 @@ from perfkit.ground.units import Array, Values
 #: Standard deviations beside the mean number of failures that `chance_done` adds up [-]: what is beyond
 #: has a probability of 1e-15.
 _FAR = 8.0
-#: Most failures that `chance_done` adds up one by one [-]: beyond them their number is as good as normal.
+#: Most failures that `chance_done` adds up one by one [-]: beyond them what they add has a gamma
+#: distribution, exponential with one segment and as good as normal with many.
 _MOST_FAILURES = 1_000.0
 #: Standard deviations to each side, and points, over which `wait_for_slowest` integrates [-].
 _FARTHEST, _POINTS = 12.0, 2401
@@ -286,7 +287,8 @@ def chance_done(
 
     K failures of n segments have a negative binomial distribution. Each costs c with a standard deviation s:
     the time until it, below L, and a restart, which failures make longer. The sum of k such costs is taken as
-    normal above k R; without a failure the run takes n L. A simulation that draws failures one by one differs by at most
+    normal above k R; without a failure the run takes n L. Beyond 1,000 expected failures what they add has a
+    gamma distribution of the same mean and variance. A simulation that draws failures one by one differs by at most
     0.03 (tests/test_failures.py).
 
     Examples
@@ -308,8 +310,8 @@ def chance_done(
     count_deviation = (mean_count / survives) ** 0.5
     if mean_count > _MOST_FAILURES:
         mean = mean_count * cost.mean
-        spread = (mean_count * deviation**2 + (count_deviation * cost.mean) ** 2) ** 0.5
-        return np.asarray(special.ndtr((late - mean) / spread))
+        variance = mean_count * deviation**2 + (count_deviation * cost.mean) ** 2
+        return np.asarray(special.gammainc(mean**2 / variance, late.clip(0.0) * mean / variance))
     least = np.floor(max(mean_count - _FAR * count_deviation, 0.0))
     # the tail in few segments is geometric, and that of few failures is Poisson's, both longer than that
     # of a normal distribution
