@@ -18,7 +18,10 @@ from perfkit.ground.units import escape, format_table
 #: Most logs that are named one by one [-].
 _MOST_LOGS = 3
 #: What is neither as expected nor slow.
-_LOW = f"{Word.LOW.value}: below the interval of 80 % of healthy runs, not beyond the limit of slow ones, which 1 of 130 passes"
+_LOW = (
+    f"{Word.LOW.value}: below the interval of 80 % of healthy runs, not beyond the limit of slow ones, which "
+    "1 of 130 passes; run it again, with NCCL_DEBUG=INFO, which says more"
+)
 #: A smaller share of a link says nothing: start-ups take the time [-].
 _LEAST_SHARE = 0.01
 _HEADS = ("sizes", "at", "measured", "expected (80 %)", "slow beyond", "of the link", "verdict")
