@@ -133,6 +133,65 @@ def test_numbers_of_one_pooling_factor_are_those_of_each_feature() -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ("user_id|friend_id", "names, each once: a list of str, or text with commas between them"),
+        ("user_id;friend_id", "a name with '|', ';' or a space in it goes into a list"),
+        ("user_id friend_id", "or text with commas"),
+        ("['user_id' 'friend_id']", "or text with commas"),
+        ("a,,b", "or text with commas"),
+        (5, "feature_names is 5; it must be names"),
+        (["a", 5], "it must be names"),
+        (["a", "a"], "with 'a' twice"),
+        ("a, a", "with 'a' twice"),
+    ],
+)
+def test_names_of_features_that_are_no_list_are_refused(names: Any, words: str) -> None:
+    record = {"num_embeddings": 1000, "embedding_dim": 8, "pooling_factor": 4}
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read([{**record, "feature_names": names}])
+
+
+def test_features_of_a_table_are_shown_where_there_are_several() -> None:
+    record = {"num_embeddings": 1000, "embedding_dim": 8, "pooling_factor": 4}
+    for names, count in (
+        ("a,b", 2),
+        ("['a b', 'c|d']", 2),
+        (["a b"], 1),
+        ([], 1),  # TorchRec names it after the table
+    ):
+        tables = read([{**record, "feature_names": names}])[0]
+        assert tables.tables[0].num_features == count
+        several = count > 1
+        assert ("num_features=2" in repr(tables.tables[0])) is several
+        assert ("2 features, 8 lookups" in repr(tables)) is several
+        assert ("num_features" in tables.table().columns) is several
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"num_embeddings": 5}, "source row 0 lacks embedding_dim;"),
+        ({"num_embeddings": -3, "embedding_dim": 8}, "source row 0: num_embeddings is -3"),
+        ({"rows": -3, "embedding_dim": 8}, "source row 0: rows is -3"),
+        ({"E": 5}, "source row 0 lacks D;"),
+        ({"E": 5, "D": -8}, "source row 0: D is -8"),
+        (
+            {"num_embeddings": 5, "embedding_dim": 8, "pooling_factor": -1},
+            "source row 0: pooling_factor is -1",
+        ),
+        (
+            {"num_embeddings": 5, "embedding_dim": 8, "data_typ": "FP16"},
+            "num_features, num_embeddings, embedding_dim, data_type, feature_names, pooling_factor; did you mean data_type?",
+        ),
+    ],
+)
+def test_errors_have_the_names_of_who_wrote_the_table(record: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read([record])
+
+
+@pytest.mark.parametrize(
     ("data_type", "itemsize"),
     [
         (DataType.FP32, 4),
@@ -334,7 +393,7 @@ def like(**values: Any) -> Any:
         ([replace(USER, data_type="FP17")], "source[0]: data_type is 'FP17'; known are FP32, FP16"),
         (
             [replace(USER, num_embeddings=0)],
-            "source[0]: rows is 0; it must be a whole number above 0",
+            "source[0]: num_embeddings is 0; it must be a whole number above 0",
         ),
         ([USER, 5], "source[1] is 5; it must be a configuration of TorchRec as the others"),
         ([USER, replace(ITEM, name="user")], "source: two tables are named 'user'"),

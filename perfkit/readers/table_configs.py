@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,7 @@ from perfkit.readers.torchrec_tables import (
     translate_fields,
     warn_of,
 )
+from perfkit.workloads.sizes import check_size
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 _COLUMNS = (
@@ -79,6 +81,11 @@ _FOREIGN = {
     "D": "dim",
     "L": "pooling",
 }
+#: TorchRec's and FBGEMM's names of the size of a table by perfkit's.
+_SIZES_OF_TORCHREC = {"rows": "num_embeddings", "dim": "embedding_dim"}
+_SIZES_OF_FBGEMM = {"rows": "E", "dim": "D"}
+#: Fields of TorchRec that errors name.
+_USUAL_FIELDS = (*_SIZES_OF_TORCHREC.values(), "data_type", "feature_names", "pooling_factor")
 #: Column that is meant by a name which no source has, where that is not the closest spelling.
 _MEANT = {"pool": "pooling", "pool_factor": "pooling", "pooling_size": "pooling"}
 #: Keys by which a TBEDataConfig is known.
@@ -130,7 +137,10 @@ def read_tables(
           ``pooling``, ``exponent``, ``itemsize`` [B], ``name``, ``module``, ``kernel``,
           ``load_factor``, ``weighted`` and ``pooled``. The fields of TorchRec's configurations are known, too
           (``num_embeddings``, ``embedding_dim``, ``data_type``, ``feature_names``,
-          ``pooling_factor``, ...), as are ``E``, ``D`` and ``L`` of FBGEMM.
+          ``pooling_factor``, ...), as are ``E``, ``D`` and ``L`` of FBGEMM. ``pooling`` is that of
+          a sample, over all features of a table; ``pooling_factor`` is that of each feature. The
+          ``feature_names`` of a cell are a list, or text with commas between names; a table without
+          them has one feature.
         - ``EmbeddingBagConfig`` and ``EmbeddingConfig`` of TorchRec: one, or a list.
         - A model of TorchRec, sharded or not. Each table keeps the path of its collection as
           `EmbeddingTable.module`.
@@ -371,7 +381,8 @@ def _make_tables(
             continue
         with reading(record.place, "change the table"):
             fields = translate_fields(values)
-        table = _make_table(_Record(record.place, fields.columns), itemsize, fields.features)
+        columns = _Record(record.place, fields.columns)
+        table = _make_table(columns, itemsize, fields.features, _SIZES_OF_TORCHREC)
         tables.append(table)
         has_lookups = "pooling" in fields.columns
         of_torchrec.append(TorchrecTable(table, has_lookups, fields.kernel))
@@ -393,8 +404,14 @@ def _make_tables(
     )
 
 
-def _make_table(record: _Record, itemsize: int, features: int = 1) -> EmbeddingTable:
-    """The table of a record; without lookups it has one for each of its features."""
+def _make_table(
+    record: _Record,
+    itemsize: int,
+    features: int = 1,
+    words: Mapping[str, str] = MappingProxyType({}),
+) -> EmbeddingTable:
+    """The table of a record; without lookups it has one for each of its features. Errors name its
+    sizes as it does, else by these `words`."""
     place = record.place
     cells = _rename_columns(record)
     if "" in cells:
@@ -407,7 +424,14 @@ def _make_table(record: _Record, itemsize: int, features: int = 1) -> EmbeddingT
     values |= {column: cell for column, cell in cells.items() if not _is_blank(cell)}
     if "dtype" not in values:
         values.setdefault("itemsize", itemsize)
-    missing = [column for column in ("rows", "dim") if column not in values]
+    if not words and not _SIZES_OF_FBGEMM.keys().isdisjoint(values):
+        is_fbgemm = any(name in record.values for name in _SIZES_OF_FBGEMM.values())
+        words = _SIZES_OF_FBGEMM if is_fbgemm else words
+    sizes = {}
+    for column in _SIZES_OF_TORCHREC:
+        is_written = column in record.values
+        sizes[column] = column if is_written else words.get(column, column)
+    missing = [sizes[column] for column in sizes if column not in values]
     if missing:
         raise ValueError(
             f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table"
@@ -416,6 +440,8 @@ def _make_table(record: _Record, itemsize: int, features: int = 1) -> EmbeddingT
         for column, value in values.items():
             if column not in ("name", "module") and is_listed(value):
                 raise ValueError(f"{column} is {show(value)}; it must be one number")
+        for column, written in sizes.items():
+            check_size(written, values[column])
         if "itemsize" in values:
             _check_itemsize(values["itemsize"])
         for column in ("weighted", "pooled"):
@@ -428,11 +454,11 @@ def _refuse_unknown(place: str, columns: Sequence[str]) -> None:
     """Refuse columns that are not known, all at once."""
     unknown = [column for column in columns if column not in _COLUMNS]
     if len(unknown) == 1:
-        join_place(place, unknown[0], _COLUMNS, _MEANT)
+        join_place(place, unknown[0], (*_COLUMNS, *_USUAL_FIELDS), _MEANT)
     if unknown:
         raise ValueError(
             f"{place} has columns that are not known: {escape(', '.join(unknown), 400)}; known here are "
-            f"{', '.join(_COLUMNS)}, and the fields of TorchRec's configurations"
+            f"{', '.join((*_COLUMNS, *_USUAL_FIELDS))}"
         )
 
 

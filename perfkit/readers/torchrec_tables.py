@@ -7,11 +7,13 @@ left out.
 """
 
 import ast
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perfkit.ground.units import check_choice, count_values, escape, is_listed, read_number, show
+from perfkit.workloads.sizes import check_number
 from perfkit.workloads.table_kernels import FUSED, TABLE_KERNELS
 from perfkit.workloads.tables import OUTPUT_FORMATS, EmbeddingTable
 from perfkit.workloads.torchrec_format import KERNELS
@@ -353,13 +355,40 @@ def _read_list(value: Any) -> list[Any]:
 
 
 def _count_features(told: Mapping[str, Any]) -> int:
-    """Features of a table [-]; one if they are not named."""
+    """Features of a table [-]; one if they are not named, as TorchRec names it after the table then
+    (torchrec/modules/embedding_modules.py)."""
     if "feature_names" not in told:
         return 1
-    names = _read_list(told["feature_names"])
+    value = told["feature_names"]
+    allowed = "names, each once: a list of str, or text with commas between them"
+    names = _read_list(value)
     if len(names) == 1 and isinstance(names[0], str):
         names = names[0].split(",")
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError(f"feature_names is {show(value)}; it must be {allowed}")
+    stripped = [name.strip() for name in names]
+    if len(set(stripped)) < len(stripped):
+        twice = next(name for name in stripped if stripped.count(name) > 1)
+        raise ValueError(
+            f"feature_names is {show(value)}, with {show(twice)} twice; it must be {allowed}"
+        )
+    if isinstance(value, str) and _has_other_delimiter(value, stripped):
+        raise ValueError(
+            f"feature_names is {show(value)}; it must be {allowed}; a name with '|', ';' or a space in it "
+            "goes into a list"
+        )
     return len(names)
+
+
+def _has_other_delimiter(text: str, names: Sequence[str]) -> bool:
+    """Whether something else than commas seems to part the names in a text: signs inside names, or
+    quotation marks with blanks alone between them, as NumPy prints arrays."""
+    if re.search(r"['\"]\s+['\"]", text):
+        return True
+    has_quoted_names = _read_list(text) != [text]
+    if has_quoted_names:
+        return False
+    return any(re.search(r"[|;\s]", name) for name in names)
 
 
 def _count_lookups(told: Mapping[str, Any], features: int) -> float | None:
@@ -374,6 +403,7 @@ def _count_lookups(told: Mapping[str, Any], features: int) -> float | None:
     total = 0.0
     for length, pooling in zip(lengths, poolings, strict=True):
         total += length * pooling
+    check_number(name, total)
     return total
 
 

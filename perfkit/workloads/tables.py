@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any, ClassVar
@@ -166,6 +166,12 @@ class EmbeddingTable:
             )
         if isinstance(self.law, Zipf) and not self.exponent:
             set_fields(self, exponent=float(self.law.exponent))
+
+    def __repr__(self) -> str:
+        shown = [item.name for item in fields(self) if item.repr]
+        if not has_one_feature(self):
+            shown.append("num_features")
+        return f"EmbeddingTable({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
     def nbytes(self) -> int:
@@ -396,11 +402,11 @@ class TableSet(Tabular):
         -------
         frame : polars.DataFrame
             name, rows [-], dim [-], pooling [-], exponent [-], nbytes [B] and unique_rows of a
-            batch [-].
+            batch [-]; num_features [-], where a table has more than one.
         """
         import polars
 
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "name": name,
                 "rows": t.rows,
@@ -412,6 +418,9 @@ class TableSet(Tabular):
             }
             for name, t in zip(name_tables(self.tables), self.tables, strict=True)
         ]
+        if not all(map(has_one_feature, self.tables)):
+            for row, table in zip(rows, self.tables, strict=True):
+                row["num_features"] = table.num_features
         return polars.DataFrame(rows)
 
     def __iter__(self) -> Iterator[EmbeddingTable]:
@@ -428,7 +437,11 @@ class TableSet(Tabular):
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         lookups = f"{sum(table.pooling for table in self.tables):,.0f} lookups a sample, batch {self.batch:,}"
-        return f"{self.name!r}: {len(self.tables)} tables, {format_bytes(self.nbytes)}, {lookups}"
+        features = ""
+        if not all(map(has_one_feature, self.tables)):
+            features = f"{sum(table.num_features for table in self.tables):,} features, "
+        size = format_bytes(self.nbytes)
+        return f"{self.name!r}: {len(self.tables)} tables, {size}, {features}{lookups}"
 
     def __repr__(self) -> str:
         return f"TableSet({self.headline()})"
@@ -462,9 +475,14 @@ def list_formats(tables: Sequence[EmbeddingTable]) -> list[str]:
 
 def count_bags(table: EmbeddingTable, samples: Any) -> Any:
     """Sums of rows of so many samples: one for each feature of each sample [-]."""
-    if isinstance(table.num_features, int) and table.num_features == 1:
+    if has_one_feature(table):
         return samples
     return samples * table.num_features
+
+
+def has_one_feature(table: EmbeddingTable) -> bool:
+    """Whether a single feature looks up rows of a table."""
+    return isinstance(table.num_features, int) and table.num_features == 1
 
 
 def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
