@@ -228,10 +228,7 @@ def _choose(
     usual = next((each for each in priced if each.candidate.is_default), priced[0])
     if len(priced) == 1 and usual.candidate.is_assured:
         return _Chosen(usual, (usual,))
-    is_sound = lost == 0
-    if not is_sound.all():
-        first = int(np.argmin(is_sound))
-        is_sound = np.arange(len(lost)) < first
+    is_sound = np.cumsum(lost > 0) == 0  # up to the first size that has lost bandwidth
     fits = []
     for each in priced:
         is_exceeded = each.candidate.name in too_slow
@@ -246,15 +243,14 @@ def _choose(
             return _Chosen(each, tuple(_list_alike(each, priced, matching)))
     if matching and not usual.candidate.is_default:
         # no network is usual for such nodes: any that explains the run will do
-        return _Chosen(matching[0], tuple(matching), note=f"as {matching[0].candidate.name} give")
+        return _Chosen(matching[0], tuple(matching), note=f"as with {matching[0].candidate.name}")
     if matching:
         return _choose_unusual(matching, usual, medians[0] if sizes[0] <= LATENCY else None)
-    is_slower = all(fit is _Fit.SLOWER for fit in fits)
     slower = [each for each, fit in zip(priced, fits, strict=True) if fit is _Fit.SLOWER]
     if is_named and slower:
         shown = usual if usual in slower else slower[0]
         return _Chosen(shown, (shown,), is_slow=True)
-    if is_slower and len(priced) > 1:
+    if len(priced) > 1 and len(slower) == len(priced):
         note = "less than every published network of such nodes gives"
         return _Chosen(usual, (usual,), is_slow=True, note=note)
     note = (
@@ -328,11 +324,11 @@ def _choose_unusual(matching: Sequence[_Priced], usual: _Priced, startup: float 
             break
         is_alike = each.band.low[0] <= startup <= each.band.high[0]
         if is_alike and startup > usual.band.high[0]:
-            return _Chosen(each, (each,), note=f"as {each.candidate.name} give")
+            return _Chosen(each, (each,), note=f"as with {each.candidate.name}")
     shown = matching[0]
     text = f"as expected with {shown.candidate.name}, slow with {usual.candidate.name}"
     if shown.band.seconds[-1] < usual.band.seconds[-1]:
-        text = f"faster than {usual.candidate.name}, as {shown.candidate.name} give or switches of the network that reduce"
+        text = f"faster than with {usual.candidate.name}, as with {shown.candidate.name}, or with switches of the network that reduce"
     return _Chosen(shown, (), note=text)
 
 
