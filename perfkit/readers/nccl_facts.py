@@ -630,8 +630,10 @@ def _count_listed(ranges: str) -> int:
     cores = 0
     for part in ranges.split(","):
         first, _, last = part.partition("-")
-        if first.isdigit():
-            cores += max(int(last) - int(first) + 1, 0) if last.isdigit() else 1
+        if first.isdigit() and last.isdigit():
+            cores += max(int(last) - int(first) + 1, 0)
+        elif first.isdigit():
+            cores += 1
     return cores
 
 

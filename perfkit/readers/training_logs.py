@@ -617,24 +617,22 @@ def _make_steps(
 ) -> Table:
     """A row for each step, with why it does not count."""
     seconds = _find_seconds(name, lines, starts, spans, run, notes)
-    reasons: list[str | None] = [None] * len(lines)
-    for begin, end in pairwise([*starts, len(lines)]):
-        most = (end - begin) // 2
-        first = lines[begin].iteration - spans[begin]
-        for place in range(begin, begin + most):
-            if lines[place].iteration - spans[place] < first + warm_up:
-                reasons[place] = "warm-up"
-    busy = _find_disturbed(lines, events)
     batches = [line.batch for line in lines]
-    for place, kind in busy.items():
-        reasons[place] = reasons[place] or kind
+    warming = _find_warm_up(lines, starts, spans, warm_up)
+    disturbed = _find_disturbed(lines, events)
     printed_batches = [batch for batch in batches if batch is not None]
-    for place, batch in enumerate(batches):
-        if batch is not None and batch != printed_batches[-1]:
-            reasons[place] = reasons[place] or "another batch"
-    for place, time in enumerate(seconds):
-        if time is None or time <= 0:
-            reasons[place] = reasons[place] or "no time"
+    reasons: list[str | None] = []
+    for place, (time, batch) in enumerate(zip(seconds, batches, strict=True)):
+        reason = None
+        if place in warming:
+            reason = "warm-up"
+        elif place in disturbed:
+            reason = disturbed[place]
+        elif batch is not None and batch != printed_batches[-1]:
+            reason = "another batch"
+        elif time is None or time <= 0:
+            reason = "no time"
+        reasons.append(reason)
     if all(reason is not None for reason in reasons):
         _restore(reasons, seconds, notes, name)
     columns: dict[str, Any] = {
@@ -654,6 +652,20 @@ def _make_steps(
         "left_out": pl.String,
     }
     return pl.DataFrame(columns, schema=schema)
+
+
+def _find_warm_up(
+    lines: Sequence[StepLine], starts: Sequence[int], spans: Sequence[int], warm_up: int
+) -> set[int]:
+    """Steps that hold one of the first iterations after a start, at most half of those of a start."""
+    warming = set()
+    for begin, end in pairwise([*starts, len(lines)]):
+        most = (end - begin) // 2
+        first = lines[begin].iteration - spans[begin]
+        for place in range(begin, begin + most):
+            if lines[place].iteration - spans[place] < first + warm_up:
+                warming.add(place)
+    return warming
 
 
 def _restore(
