@@ -235,4 +235,8 @@ def _follow(progress: bool | Callable[[float], None]) -> Iterator[Callable[[floa
     # None is tqdm's word for: where nobody looks, show nothing
     disable = None if progress else True
     with tqdm(total=1.0, delay=_DELAY, disable=disable, desc="diagnose", leave=False) as line:
-        yield lambda done: line.update(done - line.n) and None
+
+        def show_share(done: float) -> None:
+            line.update(done - line.n)
+
+        yield show_share
