@@ -29,6 +29,7 @@ from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.tables import EmbeddingTable, TableSet
 from perfkit.workloads.transformer import Transformer
 
 F = TypeVar("F", bound=Fit)
@@ -418,6 +419,10 @@ def test_unmodelled_operations_are_listed_and_never_free(toy: Platform, kind: st
         ({"ranks": 1.5}, "ranks is 1.5; it must be a whole number above 0"),
         ({"workload": DLRM(batch=64, dtype="bf16", **SMALL)}, "dtype is 'bf16'; known are fp32"),
         ({"platform": "h100-smx-8"}, "h100-smx-8.*did you mean"),
+        (
+            {"workload": TableSet([EmbeddingTable(10, 16)], batch=96)},
+            "perfkit.shard finds a plan for tables alone",
+        ),
         (
             {"workload": "bert"},
             "workload is 'bert'; it must be a DLRM, a Transformer, a Net or captured graphs",

@@ -630,10 +630,20 @@ def test_tables_that_no_kind_keeps_apart_are_refused() -> None:
         shard(tables, "h100-sxm-8x2", ranks=16, steps=50, apart=[(0, 1, 2)], forbid=others)
 
 
+def test_a_search_takes_all_ranks_of_the_platform() -> None:
+    tables = TableSet([EmbeddingTable(10**6, 64, 20.0)] * 3, batch=4096)
+    whole = shard(tables, "h100-sxm-8", steps=20)
+    assert whole.plan == shard(tables, "h100-sxm-8", ranks=8, steps=20).plan
+    assert whole.plan.ranks == 8
+
+
 ODD = TableSet([EmbeddingTable(10_000, 17, 2.0)], batch=64)
 #: What is asked for, and what the error says; ".*" stands for anything.
 BAD = [
-    ({"tables": 3}, "workload is 3; it must be a DLRM or a TableSet"),
+    (
+        {"tables": [{"rows": 1000, "dim": 8}]},
+        "it must be a DLRM or a TableSet; perfkit.read_tables makes one of frames, lists of dicts",
+    ),
     (
         {"ranks": 16},
         "ranks is 16; platform 'h100-sxm-8' has 8; take at most 8, or 2 nodes: .* --platform h100-sxm-8x2",

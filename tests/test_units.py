@@ -142,6 +142,21 @@ def refused(argument: str) -> Iterator[None]:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "meant"),
+    [
+        ("parallel", "zero3", "fsdp"),
+        ("dtype", "bfloat16", "bf16"),
+        ("dtype", "torch.float16", "fp16"),
+    ],
+)
+def test_names_of_other_programs_are_understood(argument: str, value: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+        pk.Transformer.bert("bert-base", batch=8, **{argument: value})
+    with pytest.raises(ValueError, match=r"known are fp64$"):
+        check_choice("dtype", "bfloat16", ["fp64"])
+
+
 def test_workloads_refuse_arguments_of_other_types_by_their_names() -> None:
     with refused("cross"):
         pk.DLRM(cross=5)

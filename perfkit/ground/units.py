@@ -453,6 +453,13 @@ def _is_other_width(one: str, other: str) -> bool:
 _SPELLING = 0.7
 
 
+#: Names that others have for what perfkit knows: formats of PyTorch, stages of DeepSpeed's ZeRO.
+_SYNONYMS = {
+    **{"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"},
+    **{"float64": "fp64", "double": "fp64", "zero3": "fsdp", "zero-3": "fsdp"},
+}
+
+
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     """Return a known name, or raise an error with the known names and the closest match.
 
@@ -477,7 +484,9 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
         if not _is_other_width(given, choice)
     ]
     ended = [choice for choice in known if choice and given.endswith(f".{choice}")]
-    hints = [f"; did you mean {close!r}?" for close in begun or ended or near]
+    synonym = _SYNONYMS.get(given.lower().removeprefix("torch."))
+    meant = [synonym] if synonym in known else []
+    hints = [f"; did you mean {close!r}?" for close in meant or begun or ended or near]
     named = [choice or "''" for choice in known]  # where none is a choice, too
     listed = escape(", ".join(named) or "none", 900)
     raise ValueError(f"{name} is {show(value)}; known are {listed}{''.join(hints[:1])}")

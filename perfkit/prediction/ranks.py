@@ -21,6 +21,7 @@ from perfkit.prediction.cost import HostTimes, price_hosts
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.tables import TableSet
 
 if TYPE_CHECKING:
     from perfkit.platform.collective_costs import CollectiveCost
@@ -210,7 +211,13 @@ def resolve_workload(
         allowed = (
             "a DLRM, a Transformer, a Net or captured graphs, such as Transformer.bert(batch=8)"
         )
-        raise ValueError(f"workload is {show(source)}; it must be {allowed}")
+        text = f"workload is {show(source)}; it must be {allowed}"
+        if isinstance(source, TableSet):
+            text += (
+                "; perfkit.shard finds a plan for tables alone and perfkit.price_plan prices one, or make a "
+                "DLRM with them"
+            )
+        raise ValueError(text)
     if captured:
         count = source.ranks
         _check_captured(listed, asked, plan)

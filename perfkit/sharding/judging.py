@@ -8,13 +8,14 @@ from typing import Any
 import polars
 
 from perfkit.ground.results import Sections, Table, Tabular
-from perfkit.ground.units import check_type, format_count, format_ranks, format_time
+from perfkit.ground.units import format_count, format_ranks, format_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers.plans import PlacedTables, find_plan
 from perfkit.sharding.constraints import MIN_COLUMNS
 from perfkit.sharding.planner import price_plan, put_kernels, shard
 from perfkit.sharding.result import PlanPrice, ShardingResult
+from perfkit.sharding.setup import check_workload
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.table_kernels import FUSED
@@ -217,7 +218,7 @@ def judge_plan(
     >>> judged.bound <= judged.best.time < judged.yours.time
     True
     """
-    check_type("workload", workload, DLRM | TableSet)
+    check_workload(workload)
     tables = workload.tables
     platform = load_platform(platform)
     placed = _find_placed(plan, tables, ranks, platform.network.ranks)

@@ -40,7 +40,7 @@ from perfkit.sharding.result import (
     price_checked_plan,
 )
 from perfkit.sharding.search import search_assignment
-from perfkit.sharding.setup import set_up
+from perfkit.sharding.setup import check_workload, set_up
 from perfkit.sharding.small_tables import JoinedPlan, find_small_tables, join_small_tables
 from perfkit.sharding.starts import fill_bases
 from perfkit.sharding.state import Assignment, State
@@ -152,7 +152,7 @@ def price_plan(
     >>> price_plan(tables, "h100-sxm-8", Plan.round_robin(26, ranks=8)).fits
     True
     """
-    check_type("workload", workload, DLRM | TableSet)
+    check_workload(workload)
     platform = load_platform(platform)
     platform_ranks = platform.network.ranks
     placed = find_plan(plan, workload.tables, ranks=ranks, platform_ranks=platform_ranks)
@@ -210,7 +210,7 @@ def shard(
     workload: DLRM | TableSet,
     platform: Platform | str | Path,
     *,
-    ranks: int,
+    ranks: int | None = None,
     memory: float | None = None,
     objective: str = "iteration",
     seconds: float = 1.0,
@@ -236,8 +236,8 @@ def shard(
         What is trained; its batch is over all ranks.
     platform : Platform, str or Path
         On what: a platform, a name of the gallery or a file.
-    ranks : int
-        Number of ranks [-].
+    ranks : int, optional
+        Number of ranks; by default all of the platform [-].
     memory : float, optional
         Memory of a rank; by default that of the platform's device [B].
     objective : str, optional
@@ -349,6 +349,8 @@ def shard(
     True
     """
     beyond_device = read_kernels(kernels)
+    if ranks is None:
+        ranks = load_platform(platform).network.ranks
     problem = set_up(workload, platform, ranks, memory, objective, inputs, reserve)
     if beyond_device:
 

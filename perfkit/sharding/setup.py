@@ -4,11 +4,11 @@ correction of the modelled time."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.ground.units import Array, check_choice, check_positive, check_type, steady
+from perfkit.ground.units import Array, check_choice, check_positive, show, steady
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.nodes import advise_nodes
@@ -72,6 +72,15 @@ class _MessageTimes:
     missing: dict[Resource, str]
 
 
+def check_workload(workload: Any) -> None:
+    """Refuse what has no tables to place: anything but a DLRM or a TableSet."""
+    if not isinstance(workload, DLRM | TableSet):
+        raise ValueError(
+            f"workload is {show(workload)}; it must be a DLRM or a TableSet; perfkit.read_tables makes one of "
+            "frames, lists of dicts, files, and configurations and models of TorchRec"
+        )
+
+
 def set_up(
     workload: DLRM | TableSet,
     platform: Platform | str | Path,
@@ -83,7 +92,7 @@ def set_up(
 ) -> Problem:
     """Check what was given and make a placement problem of it; `memory` is that of a rank [B], of
     which the share `reserve` stays free [-]."""
-    check_type("workload", workload, DLRM | TableSet)
+    check_workload(workload)
     loaded = load_platform(platform)
     _check_nodes(workload, loaded, ranks)
     ranks = check_ranks(workload.batch, ranks)
