@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.measure.timing import time_loader
     from perfkit.platform.estimates import Estimate, ExtrapolationWarning
     from perfkit.platform.gallery import load_platform, platforms
+    from perfkit.platform.node_networks import fabrics
     from perfkit.platform.platform import Platform
     from perfkit.prediction.against import Deviation
     from perfkit.prediction.contrast import PlatformComparison, compare
@@ -92,6 +93,7 @@ _HOME = {
     "ExtrapolationWarning": "perfkit.platform.estimates",
     "load_platform": "perfkit.platform.gallery",
     "platforms": "perfkit.platform.gallery",
+    "fabrics": "perfkit.platform.node_networks",
     "Platform": "perfkit.platform.platform",
     "Deviation": "perfkit.prediction.against",
     "PlatformComparison": "perfkit.prediction.contrast",

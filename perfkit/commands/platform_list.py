@@ -15,11 +15,18 @@ from perfkit.commands.outputs import list_rows
 )
 @options.json_file
 def platforms_command(json_file: str | None) -> int:
-    """List the platforms of the gallery, and the devices that are known by their datasheets."""
+    """List the platforms of the gallery, and the devices that are known by their datasheets.
+
+    The networks of providers, which join nodes by name, are listed below.
+    """
     from perfkit.platform.datasheets import list_datasheets
 
-    names = ", ".join(list_datasheets())
-    below = f"also by datasheet, with a number of ranks, as rtx-4090-1: {names}"
+    datasheets = ", ".join(list_datasheets())
+    networks = ", ".join(pk.fabrics()["names"])
+    below = [
+        f"also by datasheet, with a number of ranks, as rtx-4090-1: {datasheets}",
+        f"nodes joined by the network of a provider, as h100-sxm-8x64@p5: {networks}",
+    ]
     # names stay whole at their hyphens
-    wrapped = textwrap.fill(below, width=100, break_on_hyphens=False)
-    return list_rows(pk.platforms().to_dicts(), json_file, wrapped)
+    wrapped = [textwrap.fill(text, width=100, break_on_hyphens=False) for text in below]
+    return list_rows(pk.platforms().to_dicts(), json_file, "\n\n".join(wrapped))

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from perfkit.diagnosis.known_rates import ADAPTER_LINES
 from perfkit.diagnosis.records import Adapters, Rate
 from perfkit.diagnosis.systems import System, is_on_ec2
-from perfkit.ground.files import group_rows
+from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import format_count
 from perfkit.platform.datasheets import HOP, Datasheet
+from perfkit.platform.node_networks import list_fabrics
 
 #: Spread of times per byte that are composed over nodes, as a standard deviation of logarithms (docs/formulas.md, `LINES`: mean errors of
 #: 7 to 17 % on three clusters) [-].
@@ -89,7 +90,7 @@ def list_networks(system: System, sheet: Datasheet, local: int) -> list[Network]
         adapters = Adapters(None, local, rate, kind)
         networks.append(Network(name, local * rate.value, adapters, rate.source, is_default=True))
     if local == _WHOLE:
-        networks += _list_published(sheet.system, kind)
+        networks += _list_published(sheet.system, sheet.links.get("NIC"), kind)
     if is_on_ec2(system.facts):
         networks = list(_prefer_efa(networks))
     providers = () if system.facts is None else system.facts.providers
@@ -143,22 +144,26 @@ def _name_network(named: Adapters, count: int, rate: Rate, *, is_default: bool) 
     )
 
 
-def _list_published(system: str, kind: str | None) -> list[Network]:
-    """Published networks between nodes of eight devices."""
+def _list_published(system: str, usual: Quantity | None, kind: str | None) -> list[Network]:
+    """Published networks between nodes of eight devices, but those with the adapters of the
+    datasheet."""
     networks = []
-    for systems, rows in group_rows("systems", "published", "node_networks.csv").items():
-        for row in rows if system in systems.split() else []:
-            count = int(row["adapters"])
-            rate = Rate(float(row["rate"]), row["source"])
-            name = f"{format_count(count, 'adapter')} of {_name_rate(rate.value)} ({row['name']})"
-            network = Network(
-                name,
-                count * rate.value,
-                Adapters(None, count, rate, row["network"] or kind),
-                rate.source,
-                latency=float(row["latency"]) if row["latency"] else HOP.value,
-            )
-            networks.append(network)
+    for fabric in list_fabrics():
+        if system not in fabric.systems or fabric.gpus != _WHOLE:
+            continue
+        # a network like that of the datasheet says nothing that it does not
+        if usual is not None and fabric.latency is None and fabric.bandwidth.value == usual.value:
+            continue
+        rate = Rate(fabric.rate.value, fabric.rate.source)
+        count = format_count(fabric.adapters, "adapter")
+        network = Network(
+            f"{count} of {_name_rate(rate.value)} ({fabric.title})",
+            fabric.adapters * rate.value,
+            Adapters(None, fabric.adapters, rate, fabric.network or kind),
+            rate.source,
+            latency=fabric.link.latency.value,
+        )
+        networks.append(network)
     return networks
 
 

@@ -10,7 +10,8 @@ from perfkit.ground.results import Table
 from perfkit.ground.units import show
 from perfkit.platform.datasheets import list_datasheets
 from perfkit.platform.file import find_file, list_gallery
-from perfkit.platform.machine import list_numbers
+from perfkit.platform.machine import PlatformError, list_numbers
+from perfkit.platform.node_networks import find_fabric
 from perfkit.platform.platform import Platform
 
 #: The part of a device's name that datasheets and drivers share, in capitals.
@@ -43,7 +44,8 @@ def load_platform(platform: Named) -> Platform:
     platform : str, Path or Platform
         Name from `platforms`, or a datasheet (see `Platform.from_datasheet`): of one rank
         (``rtx-4090``), or with the ranks of a node, such as ``mi300x-8``. With any number of nodes,
-        such as ``h100-sxm-8x4`` for four. Or the path of a TOML file, or a platform, which is
+        such as ``h100-sxm-8x4`` for four, and with the network of a provider, such as
+        ``h100-sxm-8x4@p5``, see `perfkit.fabrics`. Or the path of a TOML file, or a platform, which is
         returned as it is [-].
 
     Returns
@@ -65,6 +67,8 @@ def load_platform(platform: Named) -> Platform:
         return platform
     if isinstance(platform, str) and platform in list_datasheets():
         return Platform.from_datasheet(platform)
+    if isinstance(platform, str) and "@" in platform and not Path(platform).exists():
+        return _load_with_fabric(platform)
     name = platform
     nodes: int | None = None
     if isinstance(platform, str) and platform not in list_gallery():
@@ -81,6 +85,29 @@ def load_platform(platform: Named) -> Platform:
     path = find_file(name)
     facts = path.stat()
     return _read(path.resolve(), facts.st_mtime_ns, facts.st_size, nodes)
+
+
+def _load_with_fabric(name: str) -> Platform:
+    """A platform by name or path, with the network of a provider after an @.
+
+    Of the gallery it is the single node: the network that was measured on several of them is
+    another one.
+    """
+    node, _, fabric = name.partition("@")
+    try:
+        find_fabric(fabric)
+    except ValueError as error:
+        raise PlatformError(f"platform is {show(name)}: {error}") from None
+    nodes: int | None = None
+    cluster = _NODE.fullmatch(node)
+    if (
+        cluster is not None
+        and cluster[3] is not None
+        and f"{cluster[1]}-{cluster[2]}" in list_gallery()
+    ):
+        node, nodes = f"{cluster[1]}-{cluster[2]}", int(cluster[3])
+    platform = load_platform(node)
+    return platform.with_nodes(nodes or platform.network.nodes, network=fabric)
 
 
 def _find_cluster(node: str) -> str | None:

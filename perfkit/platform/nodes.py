@@ -37,7 +37,8 @@ def advise_nodes(machine: Machine, ranks: int, *, each_node: int | None = None) 
     fewer = f"take at most {local * network.nodes}"
     nodes = -(-ranks // local)
     nodes = -(-nodes // network.regions) * network.regions
-    node = re.fullmatch(r"((.+)-\d+?)(?:x\d+)?(?: by datasheet)?", machine.name)
+    name, at, fabric = machine.name.partition("@")
+    node = re.fullmatch(r"((.+)-\d+?)(?:x\d+)?(?: by datasheet)?", name)
     if network.ranks == 1 and node is not None and node[2] in list_datasheets():
         return f"{fewer}, or a node of {ranks}: the platform {node[2]}-{ranks}"
     if not _links_nodes(machine):
@@ -47,7 +48,7 @@ def advise_nodes(machine: Machine, ranks: int, *, each_node: int | None = None) 
         return advice
     in_gallery = any(re.fullmatch(rf"{re.escape(node[1])}(x\d+)?", name) for name in list_gallery())
     if in_gallery or node[2] in list_datasheets():
-        advice += f", --platform {node[1]}x{nodes}"
+        advice += f", --platform {node[1]}x{nodes}{at}{fabric}"
     return advice
 
 

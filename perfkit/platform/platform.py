@@ -287,7 +287,12 @@ class Platform(Machine, Reported):
         return estimate_lookups(self, tables, batch=batch)
 
     def with_nodes(
-        self, nodes: int, *, ranks_per_node: int | None = None, regions: int | None = None
+        self,
+        nodes: int,
+        *,
+        ranks_per_node: int | None = None,
+        regions: int | None = None,
+        network: str | None = None,
     ) -> "Platform":
         """Take more or fewer nodes of the same kind.
 
@@ -301,6 +306,10 @@ class Platform(Machine, Reported):
         regions : int, optional
             Regions of equally many nodes, which the link ``far`` connects; unchanged if not given
             [-].
+        network : str, optional
+            Network of a provider that joins the nodes, such as ``p5``, ``nd-h100-v5``, ``a3-mega`` or
+            ``dgx-h100``, see `perfkit.fabrics`. Each rank has its share of the adapters of a whole
+            node; collectives that were measured between nodes follow this link, as with `with_link` [-].
 
         Returns
         -------
@@ -315,7 +324,7 @@ class Platform(Machine, Reported):
         ------
         ValueError
             For several nodes without a link between them, in the platform or in a datasheet; for
-            regions that do not divide the nodes.
+            regions that do not divide the nodes; for an unknown network.
 
         Examples
         --------
@@ -323,8 +332,15 @@ class Platform(Machine, Reported):
         >>> cluster = load_platform("h100-sxm-8").with_nodes(4)
         >>> cluster.network.ranks, cluster.network.links["inter"].bandwidth.value
         (32, 50000000000.0)
+
+        64 nodes as AWS and as Google rent them:
+
+        >>> [load_platform("h100-sxm-8").with_nodes(64, network=name).name for name in ("p5", "a3-mega")]
+        ['h100-sxm-8x64@p5', 'h100-sxm-8x64@a3-mega']
         """
-        return whatif.with_nodes(self, nodes, ranks_per_node=ranks_per_node, regions=regions)
+        return whatif.with_nodes(
+            self, nodes, ranks_per_node=ranks_per_node, regions=regions, network=network
+        )
 
     def with_datasheet(self, other: "Platform | Datasheet | Device | str | Path") -> "Platform":
         """Take another device: keep the fitted efficiencies, and replace the numbers of the datasheet.

@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ from perfkit.platform.datasheets import (
     find_datasheet,
 )
 from perfkit.platform.machine import Machine
+from perfkit.platform.node_networks import Fabric, find_fabric
 
 #: Extra spread of kernels on another device [-]; docs/formulas.md, table 2.4.
 DEVICE_SPREAD = 0.15
@@ -67,9 +69,16 @@ def resize_nodes(platform: P, nodes: int, local: int) -> P:
 
 
 def with_nodes(
-    platform: P, nodes: int, *, ranks_per_node: int | None = None, regions: int | None = None
+    platform: P,
+    nodes: int,
+    *,
+    ranks_per_node: int | None = None,
+    regions: int | None = None,
+    network: str | None = None,
 ) -> P:
     """More or fewer nodes of the same kind, see `Platform.with_nodes`."""
+    if network is not None:
+        platform = _with_fabric(platform, find_fabric(network), network)
     nodes = check_positive("nodes", nodes, integer=True)
     stated_nodes = nodes_before = platform.network.nodes
     regions_before = platform.network.regions
@@ -95,9 +104,30 @@ def with_nodes(
         # a platform of the gallery with this name may know its links better
         suffix = " by datasheet"
     where = f" in {regions} regions" if regions > 1 else ""
-    network = replace(platform.network, nodes=nodes, links=links, regions=regions)
+    resized = replace(platform.network, nodes=nodes, links=links, regions=regions)
     change = ", ".join(changes) + where if changes else ""
-    return derive(platform, name + where + suffix, change, network=network)
+    return derive(platform, name + where + suffix, change, network=resized)
+
+
+def _with_fabric(platform: P, fabric: Fabric, name: str) -> P:
+    """A platform whose nodes are joined by the network of a provider."""
+    if not fabric.is_of(platform.device):
+        devices = " or ".join(fabric.systems)
+        warnings.warn(
+            f"network is {name!r}, {fabric.title}, whose nodes have {devices}; platform "
+            f"{platform.name!r} has {platform.device.name}: its nodes are linked by those adapters "
+            "nevertheless",
+            stacklevel=4,
+        )
+    node, _, _ = platform.name.partition("@")
+    link = fabric.link
+    if _knows_nodes(platform):  # measured collectives follow their link
+        latency = None if fabric.latency is None else link.latency.value
+        platform = with_link(platform, "inter", bandwidth=link.bandwidth.value, latency=latency)
+        link = replace(link, latency=platform.network.links["inter"].latency)
+    links = {**platform.network.links, "inter": link}
+    network = replace(platform.network, links=links, rails=fabric.adapters)
+    return derive(platform, f"{node}@{name}", f"nodes linked as in {fabric.title}", network=network)
 
 
 def _with_ranks_of_node(platform: P, ranks_per_node: int) -> P:
@@ -116,8 +146,11 @@ def _knows_nodes(platform: Machine) -> bool:
 
 
 def _name_nodes(name: str, nodes_before: int, nodes: int, regions_before: int) -> str:
-    """Name of a platform with another number of nodes: ``h100-sxm-8x4`` as in the gallery, else
-    ``mine, 4 nodes``."""
+    """Name of a platform with another number of nodes: ``h100-sxm-8x4`` as in the gallery, with its
+    network as in ``h100-sxm-8x4@p5``, else ``mine, 4 nodes``."""
+    name, at, fabric = name.partition("@")
+    if at:
+        return f"{_name_nodes(name, nodes_before, nodes, regions_before)}@{fabric}"
     gallery_node = re.fullmatch(rf"([^\s,]*-\d+?)(?:x{nodes_before})?", name)
     if gallery_node:
         return gallery_node[1] if nodes == 1 else f"{gallery_node[1]}x{nodes}"

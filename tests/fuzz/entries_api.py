@@ -344,7 +344,7 @@ METHODS = (
         OF | {"kind": ("gemm", "elementwise"), "features": features},
         {"dtype": "fp32"},
     ),
-    Call(method("with_nodes"), OF | {"nodes": (1, 2, 3)}),
+    Call(method("with_nodes"), OF | {"nodes": (1, 2, 3), "network": (None, "p5", "nd-a100-v4")}),
     Call(method("with_host"), OF | {"scale": (0, 0.5, 1e9)}),
     Call(
         method("with_datasheet"),
