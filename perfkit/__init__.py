@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.prediction.contrast import PlatformComparison, compare
     from perfkit.prediction.goodput import Goodput
     from perfkit.prediction.predictor import predict
+    from perfkit.prediction.recordings import record
     from perfkit.prediction.result import Prediction
     from perfkit.readers.measured_steps import MeasuredStep
     from perfkit.readers.printed_plans import read_plan
@@ -100,6 +101,7 @@ _HOME = {
     "compare": "perfkit.prediction.contrast",
     "Goodput": "perfkit.prediction.goodput",
     "predict": "perfkit.prediction.predictor",
+    "record": "perfkit.prediction.recordings",
     "Prediction": "perfkit.prediction.result",
     "MeasuredStep": "perfkit.readers.measured_steps",
     "read_plan": "perfkit.readers.printed_plans",

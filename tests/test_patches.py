@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from perfkit.recording import patches, precision, steps  # noqa: E402
+from perfkit.recording import patches, precision, scripts_answers, steps  # noqa: E402
 from perfkit.recording.patches import CHECKED, Patch, apply_patches  # noqa: E402
 from perfkit.recording.recorder import Recorder  # noqa: E402
 
@@ -98,6 +98,60 @@ EXPECTED = {
     "torch.nn.modules.module._has_any_global_hook": "()",
     "torch.autograd.graph.saved_tensors_hooks.__init__": "(self, pack_hook, unpack_hook)",
     "torch.autograd.graph.save_on_cpu.__init__": "(self, ...)",
+    "torch.cuda.set_stream": "(stream)",
+    "torch.cuda.is_initialized": "()",
+    "torch.cuda.get_arch_list": "()",
+    "torch.cuda.can_device_access_peer": "(device, peer_device)",
+    "torch.cuda.is_current_stream_capturing": "()",
+    "torch.backends.cuda.is_built": "()",
+    "torch.distributed.is_nccl_available": "()",
+    "torch.cuda.memory_snapshot": "(mempool_id=, include_traces=)",
+    "torch.cuda.memory_summary": "(device=, abbreviated=)",
+    "torch.cuda.utilization": "(device=)",
+    "torch.Tensor.record_stream": "method_descriptor",
+    "torch.accelerator.current_stream": "(device=)",
+    "torch.accelerator.set_stream": "(stream)",
+    "torch.cuda.temperature": "(device=)",
+    "torch.cuda.power_draw": "(device=)",
+    "torch.cuda.clock_rate": "(device=)",
+    "torch.cuda.init": "()",
+    "torch.cuda.ipc_collect": "()",
+    "torch.cuda.set_per_process_memory_fraction": "(fraction, device=)",
+    "torch.cuda.reset_accumulated_memory_stats": "(device=)",
+    "torch.cuda.reset_max_memory_allocated": "(device=)",
+    "torch.cuda.reset_max_memory_cached": "(device=)",
+    "torch.cuda.memory._record_memory_history": "(enabled=, ...)",
+    "torch.cuda.memory._dump_snapshot": "(filename=, ...)",
+    "torch.cuda.profiler.start": "()",
+    "torch.cuda.profiler.stop": "()",
+    "torch.accelerator.synchronize": "(device=)",
+    "torch.accelerator.empty_cache": "()",
+    "torch.accelerator.reset_peak_memory_stats": "(device_index=)",
+    "torch.accelerator.reset_accumulated_memory_stats": "(device_index=)",
+    "torch.accelerator.memory_allocated": "(device_index=)",
+    "torch.accelerator.max_memory_allocated": "(device_index=)",
+    "torch.accelerator.memory_reserved": "(device_index=)",
+    "torch.accelerator.max_memory_reserved": "(device_index=)",
+    "torch.accelerator.current_device_index": "()",
+    "torch.accelerator.current_device_idx": "()",
+    "torch.accelerator.set_device_index": "(device)",
+    "torch.accelerator.set_device_idx": "(device)",
+    "torch.get_default_device": "()",
+    "torch.distributed.init_process_group": "(backend=, init_method=, timeout=, world_size=, rank=, store=, group_name=, pg_options=, device_id=, _ranks=)",
+    "torch.distributed.destroy_process_group": "(group=)",
+    "torch.distributed.get_backend": "(group=)",
+    "torch.distributed.all_gather_object": "(object_list, obj, group=)",
+    "torch.distributed.gather_object": "(obj, object_gather_list=, dst=, group=, group_dst=)",
+    "torch.distributed.broadcast_object_list": "(object_list, src=, group=, device=, group_src=)",
+    "torch.distributed.scatter_object_list": "(scatter_object_output_list, scatter_object_input_list=, src=, group=, group_src=)",
+    "torch.multiprocessing.spawn": "(fn, args=, nprocs=, join=, daemon=, start_method=)",
+    "torch.save": "(obj, f, ...)",
+    "torch.distributed.checkpoint.save": "(state_dict, ...)",
+    "torch.distributed.checkpoint.async_save": "(state_dict, ...)",
+    "safetensors.torch.save_file": "(tensors, filename, metadata=)",
+    "safetensors.torch.save_model": "(model, filename, metadata=, force_contiguous=)",
+    "numpy.save": "(file, arr, allow_pickle=)",
+    "torch.load": "(f, map_location=, ...)",
 }
 #: Private parts of PyTorch that captures use and do not replace.
 USED = [
@@ -140,6 +194,7 @@ def list_all_patches() -> list[Patch]:
         *patches.list_patches(recorder),
         *precision.list_patches(note, recorder.places),
         *steps.list_patches(recorder, steps._LazyTensors([]), compiler),
+        *scripts_answers.list_patches(recorder, ranks=2, rank=0),
     ]
 
 

@@ -48,6 +48,7 @@ from perfkit.prediction.uncertainty import (
 )
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import STAGE_HOST
+from perfkit.workloads.iterations import RecordedLoop
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.stack import (
     Stack,
@@ -147,7 +148,7 @@ class Notes(NamedTuple):
 
 
 def predict(
-    workload: Work,
+    workload: Work | RecordedLoop,
     platform: Platform | str | Path,
     *,
     ranks: int | None = None,
@@ -162,9 +163,9 @@ def predict(
 
     Parameters
     ----------
-    workload : Workload, Graph or sequence of Graph
+    workload : Workload, Graph, sequence of Graph, or what `record` has recorded
         The iteration: a DLRM, Transformer or Net, whose batch is that of all ranks together; one
-        graph for all ranks; or one for each.
+        graph for all ranks; or one for each. Of a recorded loop its most frequent iteration.
     platform : Platform, str or Path
         A platform, a name of the gallery or a file.
     ranks : int, optional
@@ -213,6 +214,8 @@ def predict(
     if slowdown is not None:
         check_type("slowdown", slowdown, Mapping)
     loading_time = check_positive("loading", loading, zero=True)
+    if isinstance(workload, RecordedLoop):
+        workload = workload.graph
 
     # 1. What each rank executes, once for ranks that execute the same.
     work = apply_stack(workload, strategy, execution, stack, ranks)

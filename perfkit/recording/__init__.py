@@ -6,8 +6,9 @@ dispatches to the columns of a `perfkit.workloads.graph.Graph`.
 Reading order: `steps` (`capture`, the table of contents), `sandbox` (where the step runs) and
 `patches` (what it changes in PyTorch, each with its reason and versions), `recorder` (operations to
 columns; the table of PyTorch's operations is `perfkit.workloads.vocabulary`), `values` and `places`
-(what is known of tensors), `precision` (autocast and kernels of a GPU), `exchanges` (collectives),
-`refusals`; then `modules`, `nets` and `convolutions` (the workloads as steps of PyTorch).
+(what is known of tensors), `precision` (autocast and kernels of a GPU), `gpu_answers` (what
+programs ask of one), `exchanges` (collectives), `refusals`, `scripts` (whole loops as they are
+written) with `scripts_answers`; then `modules`, `nets` and `convolutions` (the workloads as steps of PyTorch).
 """
 
 from importlib.metadata import version

@@ -71,6 +71,11 @@ class Stream:
     exchanges: Any
 
     def __init__(self, *_: Any, **__: Any) -> None:
+        self.restart()
+        self.exchanges.streams.add(self)
+
+    def restart(self) -> None:
+        """Begin before all operations."""
         self._place = -0.5
         # collectives that must end before the next operation
         self.pending: frozenset[int] = frozenset()
@@ -134,6 +139,13 @@ class Exchanges:
     def __init__(self, recorder: Any) -> None:
         # a cycle of references would keep its storages alive
         self._recorder = weakref.proxy(recorder)
+        self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # and events
+        self._streams = type("Stream", (Stream,), {"exchanges": weakref.proxy(self)})
+        self.compute = self.current = self._streams()
+        self._forget_collectives()
+
+    def _forget_collectives(self) -> None:
+        """Begin without a collective."""
         self._groups: list[tuple[int, ...]] = []
         # Collectives have numbers in the order of their launch, operations have positions in
         # program order.
@@ -145,8 +157,12 @@ class Exchanges:
         # numbers of those that only the end of the backward pass waits for
         self._unseen: list[int] = []
         self._earlier: list[int] = []  # positions of waits for collectives of the previous step
-        self._streams = type("Stream", (Stream,), {"exchanges": weakref.proxy(self)})
-        self.compute = self.current = self._streams()
+
+    def restart(self) -> None:
+        """Begin another iteration; what it waits for of the one before is of the previous step."""
+        self._forget_collectives()
+        for stream in self.streams:
+            stream.restart()
 
     @property
     def position(self) -> int:
@@ -170,6 +186,7 @@ class Exchanges:
             "Stream": self._streams,
             "Event": self._streams,
             "stream": self._switch,
+            "set_stream": self._choose,
             "synchronize": synchronize,
             "current_stream": get_current,
             "default_stream": get_default,
@@ -181,6 +198,10 @@ class Exchanges:
         """Return modules or functions unchanged: they run eagerly."""
         self._recorder.values.notes[GRAPHED] = None
         return callables
+
+    def _choose(self, stream: Stream) -> None:
+        """Make a stream the current one from now on."""
+        self.current = stream
 
     @contextmanager
     def _switch(self, stream: Stream | None) -> Iterator[None]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,31 @@ _MIXING = ("copy_", "index", "_index_put_impl_", "index_put", "index_put_")
 LISTS = ("_foreach_", "_fused_")
 #: Modules of PyTorch, which are given the device of their weights.
 _MODULES = str(Path(nn.__file__ or "").parent / "modules")
+
+
+class Gpu(NamedTuple):
+    """The GPU that a program is told of.
+
+    Parameters
+    ----------
+    name : str
+        Name of the product.
+    memory : float
+        Size of its memory [B].
+    capability : tuple of int
+        Major and minor number of its compute capability [-].
+    per_node : int
+        GPUs of a node [-].
+    """
+
+    name: str
+    memory: float
+    capability: tuple[int, int]
+    per_node: int
+
+
+#: A GPU such as an A100, of which most programs take the same way as on others.
+NEUTRAL = Gpu("GPU", 80e9, (8, 0), 8)
 
 
 def is_asked_by_program(frame: FrameType) -> bool:
@@ -89,6 +114,8 @@ class Places:
         self.placing = False  # whether the tensors made now are placed on the GPU
         self.gpus: set[Any] = set()  # numbers of the GPUs that the step names; None for no number
         self.current = 0  # number of the GPU that the step has chosen by torch.cuda.set_device
+        self.gpu = NEUTRAL  # what the program is told of it
+        self.tells_packages = False  # whether installed packages are told of it, too
         #: Storages that the step has copied from the GPU to the host, and computed from such copies.
         self.copies: set[int] = set()
         self._values = values

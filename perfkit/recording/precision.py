@@ -12,16 +12,13 @@ References
 .. [4] PyTorch 2.13, aten/src/ATen/native/layer_norm.cpp, rms_norm_symint.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
@@ -29,10 +26,9 @@ from torch.amp.autocast_mode import autocast
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 from torch.utils.weak import WeakIdKeyDictionary
 
+from perfkit.recording import gpu_answers
 from perfkit.recording.patches import Patch, apply_patches
-from perfkit.recording.places import Places, is_number
-from perfkit.recording.refusals import LIBRARIES
-from perfkit.recording.values import compute
+from perfkit.recording.places import Places
 from perfkit.workloads.vocabulary import pick_attention, walk_tensors
 
 #: Dispatch key of autocast on a device for which PyTorch has no kernels of its own.
@@ -88,8 +84,6 @@ _WIDEST = [
     "scatter_add",
     "vdot",
 ]
-#: The generator of PyTorch, of which it knows one for the CPU alone.
-_GENERATOR = torch.Generator
 #: The innermost region of autocast, and weights converted to its data type, kept until the
 #: outermost region ends.
 _region: dict[str, Any] = {"enabled": False, "dtype": torch.float16}
@@ -174,144 +168,6 @@ def _normalize(x: Tensor, shape: Sequence[int], weight: Any, eps: Any) -> Tensor
     return torch.ops.aten._fused_rms_norm.default.redispatch(keys, x, shape, weight, eps)[0]
 
 
-def is_called_by_user(frame: Any) -> bool:
-    """Whether a call comes from code of the user, and not from an installed package."""
-    name = frame.f_code.co_filename
-    return "site-packages" not in name and not name.startswith(LIBRARIES)
-
-
-def _answer(real: Any, value: Any) -> Callable[..., Any]:
-    """A function that answers code of the user with a value, and others as before: packages would
-    remember that there is a GPU."""
-
-    def asked(*args: Any, **kwargs: Any) -> Any:
-        return value if is_called_by_user(sys._getframe(1)) else real(*args, **kwargs)
-
-    return asked
-
-
-class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
-    """The type of generators in a capture; those that were made before it are of this type too."""
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, _GENERATOR)
-
-
-class _GpuGenerator(torch.Generator, metaclass=_AnyGenerator):
-    """What `torch.Generator` is in a capture for a GPU: it draws on the CPU."""
-
-    named: torch.device
-
-    def __new__(cls, device: Any = "cpu") -> Any:
-        """A generator for a device."""
-        made: Any = super().__new__(cls, "cpu")  # type: ignore[call-arg]
-        made.named = torch.device("cuda", device) if is_number(device) else torch.device(device)
-        return made
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        """The device that it was made for."""
-        return self.named
-
-
-def _patch_random_states() -> list[Patch]:
-    """Functions of `torch.cuda` for the state of its random numbers, which are drawn on the
-    CPU."""
-
-    def get_rng_state(*_: Any, **__: Any) -> Tensor:
-        state: Tensor = compute(torch.get_rng_state)
-        return state
-
-    def set_rng_state(new_state: Any, *_: Any, **__: Any) -> None:
-        known = getattr(new_state, "constant", new_state)
-        if known is not None:
-            compute(torch.set_rng_state, known)
-
-    def get_rng_state_all() -> list[Tensor]:
-        return [get_rng_state()]
-
-    def set_rng_state_all(new_states: Any) -> None:
-        for state in new_states:
-            set_rng_state(state)
-
-    replacements = {
-        "get_rng_state": get_rng_state,
-        "set_rng_state": set_rng_state,
-        "get_rng_state_all": get_rng_state_all,
-        "set_rng_state_all": set_rng_state_all,
-        "initial_seed": torch.initial_seed,
-    }
-    reason = "steps that keep the state of random numbers look for a GPU that is not there"
-    return [Patch(torch.cuda, name, value, reason) for name, value in replacements.items()]
-
-
-def _patch_answers(places: Places) -> list[Patch]:
-    """Answers to what scripts ask of a GPU before they use one; it is one such as A100."""
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
-    memory = int(80e9)
-    gpu = SimpleNamespace(
-        name="GPU", major=8, minor=0, total_memory=memory, multi_processor_count=108
-    )
-    of_cuda = {
-        "is_available": True,
-        "device_count": ranks,
-        "get_device_name": gpu.name,
-        "get_device_capability": (gpu.major, gpu.minor),
-        "get_device_properties": gpu,
-        "mem_get_info": (memory, memory),
-    }
-    of_accelerator = {
-        "is_available": True,
-        "device_count": ranks,
-        "current_accelerator": torch.device("cuda"),
-    }
-    reason = "scripts find no GPU, and take another way"
-    patches = []
-    for owner, answers in ((torch.cuda, of_cuda), (torch.accelerator, of_accelerator)):
-        for name, value in answers.items():
-            # a version without this function has nothing to ask
-            asked = _answer(getattr(owner, name, None), value)
-            patches.append(Patch(owner, name, asked, reason))
-    return patches
-
-
-def _patch_current_gpu(places: Places) -> list[Patch]:
-    """Number of the current GPU, and what else PyTorch would ask of a driver."""
-
-    def get_current() -> int:
-        return places.current
-
-    def choose(device: Any) -> int:
-        """Change the current GPU; the number of the one before."""
-        before = places.current
-        number = device if isinstance(device, int) else torch.device(device).index
-        places.current = before if number is None or number < 0 else number
-        return before
-
-    def reset_nothing(*_: Any, **__: Any) -> None:
-        return None
-
-    reason = "steps that choose a GPU look for one that is not there"
-    return [
-        Patch(torch.cuda, "current_device", get_current, reason),
-        Patch(torch.cuda, "set_device", choose, reason),
-        Patch(torch.cuda, "_exchange_device", choose, reason),
-        Patch(torch.cuda, "_maybe_exchange_device", choose, reason),
-        Patch(
-            torch.cuda,
-            "reset_peak_memory_stats",
-            reset_nothing,
-            reason="steps that watch their memory look for a GPU that is not there",
-        ),
-        Patch(
-            torch,
-            "Generator",
-            _GpuGenerator,
-            reason="a generator of random numbers on a GPU cannot be made",
-        ),
-    ]
-
-
 def _patch_autocast(note: Callable[[str], Any]) -> list[Patch]:
     """Autocast, whose region is kept here for all devices."""
     build, enter = autocast.__init__, autocast.__enter__
@@ -387,9 +243,7 @@ def list_patches(note: Callable[[str], Any], places: Places) -> list[Patch]:
             Mock(),
             reason="steps that name ranges for a profiler look for a GPU that is not there",
         ),
-        *_patch_answers(places),
-        *_patch_random_states(),
-        *_patch_current_gpu(places),
+        *gpu_answers.list_patches(places),
     ]
 
 

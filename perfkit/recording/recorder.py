@@ -220,15 +220,24 @@ class Recorder(TorchDispatchMode):
         self.places = Places(self.values, accelerator)  # which tensors are on the host
         self.packing = False  # whether a hook of the user saves a tensor for the backward pass
         self._copying = False  # whether a tensor is copied between host and GPU
+        self.lost = ""  # what a thread of the step does that the capture cannot follow
+        self.trail = Trail()  # what the present call of the step does, in brief
+        self._frozen: dict[int, int] = {}  # weights without a gradient: numbers by storage
+        self._weights_of_modules: set[int] = set()  # storages of all parameters of modules
+        self._schemas: dict[Any, _Schema] = {}
+        # number of the next node of autograd where a module begins or ends
+        self._marks: list[tuple[int, str]] = []
+        self._node: tuple[int, str] | None = None  # number and name of the running node of autograd
+        self._opened = True  # whether the running node has appended an operation
+        self._forget_operations()
+
+    def _forget_operations(self) -> None:
+        """Begin columns without operations."""
         self.optimizers: set[int] = set()  # identities of those that the recorded call runs
         # names of their classes, in the order of their calls
         self.optimizer_names: dict[str, None] = {}
-        self.lost = ""  # what a thread of the step does that the capture cannot follow
-        self.trail = Trail()  # what the present call of the step does, in brief
         # operations whose work has no model, in the order they were met
         self._unpriced: dict[str, None] = {}
-        self._frozen: dict[int, int] = {}  # weights without a gradient: numbers by storage
-        self._weights_of_modules: set[int] = set()  # storages of all parameters of modules
         self.labels: list[Label] = []
         self.viewed = 0  # views
         self.bare = 0  # calls of the framework without a kernel
@@ -242,15 +251,10 @@ class Recorder(TorchDispatchMode):
         self._tables: list[EmbeddingTable] = []
         self._trained: dict[int, int] = {}
         self._inputs: set[int] = set()  # leaves with a gradient that are no parameters
-        self._schemas: dict[Any, _Schema] = {}
         # table and bags of the last lookup, by storage of the weight
         self._weights: dict[int, tuple[int, Size]] = {}
         # table, by storage of the indices and rows of the table
         self._indices: dict[tuple[int, int], int] = {}
-        # number of the next node of autograd where a module begins or ends
-        self._marks: list[tuple[int, str]] = []
-        self._node: tuple[int, str] | None = None  # number and name of the running node of autograd
-        self._opened = True  # whether the running node has appended an operation
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -525,7 +529,10 @@ class Recorder(TorchDispatchMode):
         return [*trained, *(number for number in frozen if number not in trained)], notes
 
     def begin(self) -> None:
-        """Begin the call that is recorded."""
+        """Begin the call that is recorded, or another one in place of it."""
+        if self.labels:
+            self._forget_operations()
+            self.exchanges.restart()
         self.phase, self.on = "forward", True
         self.values.storages.begin()
 

@@ -450,7 +450,7 @@ def _describe_tables(module: nn.Module, optimizer: str, ranks: int) -> list[str]
     return notes
 
 
-def _describe_dense_gradients(graph: Graph) -> list[str]:
+def describe_dense_gradients(graph: Graph) -> list[str]:
     """What to say of large embedding tables in a step that its user wrote, from the gradients that it
     computes."""
     weights: dict[tuple[str, float], float] = {}  # by module and table
@@ -616,13 +616,7 @@ def capture(
     check_choice("device", device, ("cpu", "cuda"))
     ranks = int(check_positive("ranks", ranks, integer=True))
     recorder = Recorder(accelerator=device != "cpu")
-    with (
-        open_sandbox(recorder, ranks, rank),
-        _follow(recorder),
-        recorder.values.fake,
-        recorder,
-        _Calls(recorder),
-    ):
+    with open_capture(recorder, ranks, rank):
         step = make_step()
         if not callable(step):
             raise ValueError(
@@ -631,18 +625,15 @@ def capture(
         first, _ = _run(recorder, step)
         recorder.begin()
         recorded, drawn = _run(recorder, step)
-        recorder.on = False
-        recorder.exchanges.end_backward()
-        graph = recorder.graph(name, family, ranks)  # before tensors are released
-        graph = replace(graph, updated_by=", ".join(recorder.optimizer_names))
+        graph = end_iteration(recorder, name, family, ranks)  # before tensors are released
         if not is_trained_here:
-            of_tables += _describe_dense_gradients(graph)
+            of_tables += describe_dense_gradients(graph)
         notes = [*graph.notes, *of_tables]
         if not len(graph):
             notes.append(EMPTY)
         unused = list[str]()
         if any(label.phase == "backward" for label in graph.labels):
-            unused = _find_unused_optimizers(recorder)
+            unused = find_unused_optimizers(recorder)
         notes += unused
         notes += _compare_calls(recorder, step, first, recorded, drawn, rare_update=bool(unused))
         graph = replace(graph, notes=tuple(notes))
@@ -655,6 +646,40 @@ def capture(
             f"{text}torch.nn.parallel.DistributedDataParallel inside make_step", stacklevel=2
         )
     return graph
+
+
+@contextmanager
+def open_capture(recorder: Recorder, ranks: int, rank: int) -> Iterator[None]:
+    """Let what follows run without computing, seen by a recorder.
+
+    Parameters
+    ----------
+    recorder : Recorder
+        It is told of operations, modules, optimizers and calls of PyTorch.
+    ranks, rank : int
+        Number of ranks, and this rank [-].
+
+    Raises
+    ------
+    ValueError
+        For a step that needs a value that is not computed; the message names the line.
+    """
+    with (
+        open_sandbox(recorder, ranks, rank),
+        _follow(recorder),
+        recorder.values.fake,
+        recorder,
+        _Calls(recorder),
+    ):
+        yield
+
+
+def end_iteration(recorder: Recorder, name: str, family: str, ranks: int) -> Graph:
+    """Record no more, and give the graph of what was recorded; see `capture` for its arguments."""
+    recorder.on = False
+    recorder.exchanges.end_backward()
+    graph = recorder.graph(name, family, ranks)
+    return replace(graph, updated_by=", ".join(recorder.optimizer_names))
 
 
 class Backend(NamedTuple):
@@ -725,17 +750,17 @@ def _does_decide(
         return _repeat(recorder, step) is not None
     except Exception:  # a check of the step itself, such as a loss that is too large
         return False
-    return not _are_alike(recorded, trail)
+    return not are_alike(recorded, trail)
 
 
-def _are_alike(one: Trail, other: Trail | None) -> bool:
+def are_alike(one: Trail, other: Trail | None) -> bool:
     """Whether two calls did the same; a call that failed tells nothing."""
     if other is None:
         return True
     return one.operations == other.operations and one.updates == other.updates
 
 
-def _describe_difference(one: Trail, other: Trail) -> str:
+def describe_difference(one: Trail, other: Trail) -> str:
     """In what two calls differ, as a part of a sentence."""
     if one.steps != other.steps:
         return f"optimizers update {one.steps} times in it, and {other.steps} times in a later one"
@@ -746,7 +771,7 @@ def _describe_difference(one: Trail, other: Trail) -> str:
     return "a later call has other sizes"
 
 
-def _list_bounds(trail: Trail) -> list[float]:
+def list_bounds(trail: Trail) -> list[float]:
     """The first few numbers that the step compares computed numbers with."""
     distinct = {bound: None for bound in trail.bounds if isfinite(bound)}
     return [*distinct][:MOST_BOUNDS]
@@ -783,15 +808,15 @@ def _compare_calls(
         other = _repeat(recorder, step)
         if rare_update and other is not None and other.steps != recorded.steps:
             break
-        if other is not None and not _are_alike(recorded, other):
+        if other is not None and not are_alike(recorded, other):
             if drawn:
                 return [DRAWN]
-            return [CALLS.format(_describe_difference(recorded, other))]
+            return [CALLS.format(describe_difference(recorded, other))]
     if recorded.read:
         numbers = [*OTHER_NUMBERS]
         if operations > MOST_OPERATIONS and not recorded.bounds:
             numbers = numbers[:1]
-        for bound in _list_bounds(recorded):
+        for bound in list_bounds(recorded):
             step_aside = max(1e-6, 1e-6 * abs(bound))
             numbers += [bound - step_aside, bound, bound + step_aside]
         if any(_does_decide(recorder, step, recorded, number) for number in numbers):
@@ -807,7 +832,7 @@ def _list_weights(optimizer: Optimizer) -> list[Any]:
     return weights
 
 
-def _find_unused_optimizers(recorder: Recorder) -> list[str]:
+def find_unused_optimizers(recorder: Recorder) -> list[str]:
     """Say that an optimizer of the weights of this step did not update them in the recorded
     call."""
     alive = find_alive(Optimizer)
@@ -820,8 +845,8 @@ def _find_unused_optimizers(recorder: Recorder) -> list[str]:
         own = [
             p
             for p in weights[id(optimizer)]
-            if getattr(p, "fake_mode", None) is recorder.values.fake
-            or isinstance(getattr(p, "grad", None), FakeTensor)
+            if recorder.values.fake
+            in (getattr(p, "fake_mode", None), getattr(p.grad, "fake_mode", None))
         ]
         if own and not any(id(p) in updated for p in own):
             return [NO_UPDATE.format(type(optimizer).__name__)]

@@ -1,0 +1,295 @@
+"""Recording of a training loop as it is written: an iteration is what lies between the ends of two
+updates of its first optimizer."""
+
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from perfkit.ground.units import check_choice, check_positive
+from perfkit.recording.places import NEUTRAL, Gpu
+from perfkit.recording.recorder import EndlessStep, Recorder, Trail
+from perfkit.recording.scripts_answers import answer_scripts
+from perfkit.recording.steps import (
+    EMPTY,
+    FEW_OPERATIONS,
+    MOST_OPERATIONS,
+    OTHER_NUMBERS,
+    are_alike,
+    describe_dense_gradients,
+    end_iteration,
+    find_unused_optimizers,
+    list_bounds,
+    open_capture,
+)
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.iterations import RecordedIteration, RecordedLoop, count_flops
+
+#: Iterations that are compared unless the caller says otherwise [-].
+USUAL_ITERATIONS = 4
+#: Further iterations with other numbers in place of those that the loop reads, at most [-].
+MOST_PROBES = 8
+#: What is said of iterations that differ.
+DIFFERENT = (
+    "the iterations of the loop differ: {alike} of {count} that were recorded are like the graph; all have {operations} "
+    "times its operations, and {work} times its FLOP; predict the graph of each of recording.iterations, and average by "
+    "count"
+)
+#: What is said of a loop of which iterations depend on computed numbers.
+DECIDED = (
+    "the loop decides by computed numbers, which a capture does not know, after it reads one in {}; the graph is the way "
+    "that it takes if they are 1"
+)
+#: What is said besides of such a loop that reads computed numbers.
+MAY_DECIDE = "; the loop may decide by computed numbers, which a capture does not know and counts as 1: it reads one in {}"
+ENDED = (
+    "the loop ended after {0} of its first optimizer, and a recording needs 2: what is recorded lies between the ends of "
+    "two updates; let it run longer, such as by more steps or a smaller data set for each step"
+)
+NO_OPTIMIZER = (
+    "the loop ended without an update of an optimizer of PyTorch, and an iteration is what lies between two; record a "
+    "loop that trains with torch.optim, or capture its step by pk.capture"
+)
+NO_COLLECTIVE = (
+    "the iteration has no collective between its {} ranks; for data-parallel training wrap the model in "
+    "torch.nn.parallel.DistributedDataParallel"
+)
+
+
+class LoopEnds(BaseException):
+    """Enough iterations are recorded. It ends the loop, and passes ``except Exception``."""
+
+
+class Recording(RecordedLoop):
+    """Records the training loop that runs in its ``with`` block; see `record`.
+
+    Parameters
+    ----------
+    device : str
+        ``cuda`` or ``cpu``.
+    ranks, rank : int
+        Number of ranks, and the rank that is recorded [-].
+    iterations : int
+        Iterations that are compared [-].
+    name : str
+        Name of the graph.
+    gpu : Gpu
+        What the loop is told of its GPU.
+    to_packages : bool
+        Whether installed packages are told of the GPU, too, and not the code of the user alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: str = "cuda",
+        ranks: int = 1,
+        rank: int = 0,
+        iterations: int = USUAL_ITERATIONS,
+        name: str = "loop",
+        gpu: Gpu = NEUTRAL,
+        to_packages: bool = False,
+    ) -> None:
+        super().__init__(name)
+        check_choice("device", device, ("cpu", "cuda"))
+        self._ranks = int(check_positive("ranks", ranks, integer=True))
+        self._wanted = int(check_positive("iterations", iterations, integer=True))
+        if not 0 <= rank < self._ranks:
+            raise ValueError(f"rank is {rank}; it must be 0 to {self._ranks - 1}")
+        self._rank, self._gpu, self._to_packages = rank, gpu, to_packages
+        self._device = device
+        self._stack = ExitStack()
+        self._recorder: Recorder | None = None
+        self._first: Any = None  # the first optimizer that updates
+        self._depth = 0  # how often its method `step` has called itself, as that of a derived class
+        self._updates = 0
+        self._trails: list[Trail] = []  # of each kind of iteration
+        self._line = ""  # where the loop first reads a computed number
+        self._numbers: list[float] | None = None  # what computed numbers count as in probes
+        self._tried = 0  # probes that have begun
+        self._operations = 0  # of all iterations together
+        self._decides = False
+        self._unused: list[str] = []  # what to say of optimizers that do not update
+        self._counts: list[int] = []  # iterations of each kind
+        self._graphs: list[Graph] = []  # of each kind
+
+    # -- the block
+
+    def __enter__(self) -> Self:
+        if self._recorder is not None:
+            raise ValueError(f"{self.name} was recorded before; make another recording")
+        recorder = Recorder(accelerator=self._device != "cpu")
+        self._recorder = recorder
+        recorder.places.gpu = self._gpu
+        recorder.places.tells_packages = self._to_packages
+        with ExitStack() as stack:
+            stack.enter_context(open_capture(recorder, self._ranks, self._rank))
+            stack.enter_context(answer_scripts(recorder, self._ranks, self._rank))
+            stack.callback(register_optimizer_step_pre_hook(self._begin_update).remove)
+            stack.callback(register_optimizer_step_post_hook(self._end_update).remove)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> bool:
+        recorder = self._recorder
+        if recorder is None:
+            return False
+        recorder.on = False
+        if self._is_expected(error):
+            self._first = None
+            self._stack.__exit__(None, None, None)
+            self._finish(recorder)
+            return True
+        self._first = None
+        self._stack.__exit__(kind, error, frames)
+        return False
+
+    def _is_expected(self, error: BaseException | None) -> bool:
+        """Whether the loop has ended as it should: it was stopped, it was over, or it met a number
+        that it checks and that another call has put there."""
+        if error is None or isinstance(error, LoopEnds):
+            return True
+        if isinstance(error, EndlessStep):
+            self._decides = True
+            return True
+        return self._tried > 0 and isinstance(error, Exception | SystemExit)
+
+    # -- updates
+
+    def _begin_update(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._first is None:
+            self._first = optimizer
+        if optimizer is self._first:
+            self._depth += 1
+
+    def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
+        """End an iteration, and begin the next one unless enough are recorded."""
+        recorder = self._recorder
+        if optimizer is not self._first or recorder is None:
+            return
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        if recorder.lost:
+            raise ValueError(recorder.lost)
+        self._updates += 1
+        trail = recorder.trail
+        if self._tried > 0:
+            self._judge(trail)
+        elif self._updates > 1:
+            self._keep(recorder, trail)
+        recorder.trail = self._plan_next(trail)
+        recorder.trail.called = True
+        if self._tried == 0:
+            recorder.begin()
+
+    def _keep(self, recorder: Recorder, trail: Trail) -> None:
+        """Keep an iteration, or count it if it is like one before."""
+        self._line = self._line or trail.read
+        self._operations += len(trail.operations) + len(trail.updates)
+        for place, other in enumerate(self._trails):
+            if are_alike(other, trail):
+                self._counts[place] += 1
+                other.bounds += trail.bounds
+                break
+        else:
+            graph = end_iteration(recorder, self.name, "", self._ranks)
+            if not self._graphs:
+                self._unused = find_unused_optimizers(recorder)
+            self._graphs.append(graph)
+            self._trails.append(trail)
+            self._counts.append(1)
+        recorder.on = False
+
+    def _plan_next(self, trail: Trail) -> Trail:
+        """What the next iteration is: one more, a probe of other numbers, or none."""
+        count = sum(self._counts)
+        is_long = self._operations > MOST_OPERATIONS and count > 1
+        if count < self._wanted and not is_long and self._numbers is None:
+            return Trail()
+        if self._numbers is None:
+            self._numbers = self._list_numbers() if self._line and len(self._trails) == 1 else []
+        if self._tried >= len(self._numbers) or self._decides:
+            raise LoopEnds
+        number = self._numbers[self._tried]
+        self._tried += 1
+        like = self._trails[0]
+        return Trail(number, 2 * (len(like.operations) + len(like.updates)) + FEW_OPERATIONS)
+
+    def _list_numbers(self) -> list[float]:
+        """Numbers that computed ones count as in probes: if the iterations stay the same, nothing
+        depends on them."""
+        numbers = [*OTHER_NUMBERS[:2]]
+        for bound in list_bounds(self._trails[0]):
+            step_aside = max(1e-6, 1e-6 * abs(bound))
+            numbers += [bound + step_aside, bound - step_aside]
+        if self._operations > MOST_OPERATIONS:
+            return numbers[:2]
+        return numbers[:MOST_PROBES]
+
+    def _judge(self, trail: Trail) -> None:
+        """Compare an iteration with other numbers with the recorded one."""
+        self._decides = self._decides or not are_alike(self._trails[0], trail)
+
+    # -- the result
+
+    def _finish(self, recorder: Recorder) -> None:
+        """Make the iterations, with what is to be said of them."""
+        if not self._graphs:
+            if not self._updates:
+                raise ValueError(NO_OPTIMIZER)
+            raise ValueError(ENDED.format("1 update" if self._updates == 1 else "updates"))
+        notes = [*self._unused]
+        if self._decides:
+            notes.append(DECIDED.format(self._line))
+        if not any(map(len, self._graphs)):
+            notes.append(EMPTY)
+        if self._ranks > 1 and not any(len(graph.collectives) for graph in self._graphs):
+            notes.append(NO_COLLECTIVE.format(self._ranks))
+        made = []
+        later = dict.fromkeys(recorder.values.notes)
+        for graph, count in zip(self._graphs, self._counts, strict=True):
+            told = dict.fromkeys([*graph.notes, *later, *describe_dense_gradients(graph), *notes])
+            made.append(RecordedIteration(replace(graph, notes=tuple(told)), count))
+        self.iterations = tuple(made)
+        if len(made) > 1:
+            self._say_difference()
+        for note in self.graph.notes:
+            warnings.warn(note, stacklevel=3)
+
+    def _say_difference(self) -> None:
+        """Add to the graphs how much the iterations differ."""
+        chosen = self.graph
+        alike = next(each.count for each in self.iterations if each.graph is chosen)
+        graphs = [each.graph for each in self.iterations]
+        text = DIFFERENT.format(
+            alike=alike,
+            count=self.count,
+            operations=_describe_range([len(graph) for graph in graphs], len(chosen)),
+            work=_describe_range(list(map(count_flops, graphs)), count_flops(chosen)),
+        )
+        if self._line:
+            text += MAY_DECIDE.format(self._line)
+        self.iterations = tuple(
+            RecordedIteration(replace(each.graph, notes=(*each.graph.notes, text)), each.count)
+            for each in self.iterations
+        )
+
+
+def _describe_range(numbers: Sequence[float], own: float) -> str:
+    """The least and the largest of some numbers as multiples of one of them."""
+    least, most = min(numbers) / max(own, 1), max(numbers) / max(own, 1)
+    return f"{least:.3g} to {most:.3g}"

@@ -1,0 +1,454 @@
+"""Training loops recorded as they are written: where an iteration begins and ends, and what a loop
+is told of its GPU, its ranks and its files."""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="record needs torch: pip install 'perfkit[measure]'")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from perfkit.platform.gallery import load_platform  # noqa: E402
+from perfkit.prediction.predictor import predict  # noqa: E402
+from perfkit.prediction.recordings import record  # noqa: E402
+from perfkit.recording.scripts import Recording  # noqa: E402
+from perfkit.recording.steps import capture  # noqa: E402
+from perfkit.workloads.graph import Graph  # noqa: E402
+
+ROWS, WIDTH = 4, 8
+
+
+def make_model(device: Any = None) -> Any:
+    """A layer and its optimizer."""
+    model = nn.Linear(WIDTH, WIDTH).to(device)
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def train(model: Any, updates: Any, rows: int = ROWS, device: Any = None) -> Any:
+    """One step; its loss."""
+    updates.zero_grad()
+    loss = model(torch.ones(rows, WIDTH, device=device)).sum()
+    loss.backward()
+    updates.step()
+    return loss
+
+
+def list_names(graph: Graph) -> list[str]:
+    """Names of the operations."""
+    return [label.name for label in graph.labels]
+
+
+def list_rows(recording: Recording) -> list[float]:
+    """Rows of the product of each kind of iteration."""
+    rows = []
+    for iteration in recording.iterations:
+        place = list_names(iteration.graph).index("addmm")
+        rows.append(float(iteration.graph.features.m[place]))
+    return rows
+
+
+def list_notes(recording: Recording, part: str) -> list[str]:
+    """Notes with a part of a text."""
+    return [note for note in recording.graph.notes if part in note]
+
+
+# -- iterations
+# ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_loop_gives_the_graph_of_its_step(device: str) -> None:
+    def make_step():
+        model, updates = make_model()
+        return lambda: train(model, updates)
+
+    with record(device=device) as recording:
+        model, updates = make_model()
+        for _ in range(1000):
+            train(model, updates)
+        raise AssertionError("the loop is ended before")
+    expected = capture(make_step, device=device)
+    assert sorted(list_names(recording.graph)) == sorted(list_names(expected))
+    assert recording.graph.features.flops.sum() == expected.features.flops.sum()
+    assert (recording.count, len(recording.iterations)) == (4, 1)
+    assert "4 iterations recorded, all alike" in repr(recording)
+    assert recording.graph.updated_by == "sgd"
+
+
+def test_a_loop_over_a_model_from_outside_leaves_it_as_it_was() -> None:
+    model, updates = make_model()
+    before = model.weight.clone()
+    with record(device="cpu") as recording:
+        while True:
+            train(model, updates)
+    assert torch.equal(model.weight, before)
+    assert model.weight.grad is None
+    assert recording.graph.parameters == WIDTH * WIDTH + WIDTH
+
+
+def test_an_update_of_every_third_step_makes_iterations_of_three() -> None:
+    with record(device="cpu") as recording:
+        model, updates = make_model()
+        for step in range(1000):
+            model(torch.ones(ROWS, WIDTH)).sum().backward()
+            if step % 3 == 2:
+                updates.step()
+                updates.zero_grad()
+    assert list_names(recording.graph).count("addmm") == 3
+    assert not recording.graph.notes
+
+
+def test_two_optimizers_make_one_iteration() -> None:
+    """As of a generator and what judges it: the first one begins it."""
+    with record(device="cpu") as recording:
+        first, second = make_model(), make_model()
+        for _ in range(1000):
+            train(*first, rows=2)
+            train(*second, rows=3)
+    assert list_names(recording.graph).count("addmm") == 2
+    assert list_rows(recording) == [3.0]  # what follows the end of the first one's update
+
+
+def test_iterations_that_differ_are_all_kept_and_said() -> None:
+    with (
+        pytest.warns(UserWarning, match=r"1 of 4 that were recorded.* 0.8 to 1.4 times its FLOP"),
+        record(device="cpu") as recording,
+    ):
+        model, updates = make_model()
+        for step in range(1000):
+            train(model, updates, rows=step + 3)
+    assert list_rows(recording) == [4.0, 5.0, 6.0, 7.0]
+    assert recording.graph is recording.iterations[1].graph  # the median
+    assert recording.count == 4
+
+
+def test_the_most_frequent_iteration_is_the_graph() -> None:
+    with (
+        pytest.warns(UserWarning, match="the iterations of the loop differ: 3 of 4"),
+        record(device="cpu") as recording,
+    ):
+        model, updates = make_model()
+        for step in range(1000):
+            train(model, updates)
+            if step % 4 == 0:  # as of moving averages of weights
+                model(torch.ones(ROWS, WIDTH))
+    assert list_names(recording.graph).count("addmm") == 1
+    assert [iteration.count for iteration in recording.iterations] == [1, 3]
+
+
+def test_iterations_to_compare_are_a_choice() -> None:
+    with record(device="cpu", iterations=1) as recording:
+        model, updates = make_model()
+        while True:
+            train(model, updates)
+    assert "1 iteration recorded" in repr(recording)
+
+
+def test_a_loop_that_ends_by_itself_is_recorded() -> None:
+    with record(device="cpu") as recording:
+        model, updates = make_model()
+        for _ in range(3):
+            train(model, updates)
+    assert recording.count == 2
+
+
+def test_an_optimizer_inside_of_an_optimizer_ends_no_iteration() -> None:
+    class Outer(torch.optim.SGD):
+        def step(self, closure=None):
+            inner.step()
+            super().step()
+
+    with record(device="cpu") as recording:
+        model, inner = make_model()
+        outer = Outer(model.parameters(), 0.1)
+        while True:
+            train(model, outer)
+    assert list_names(recording.graph).count("addmm") == 1
+    assert len(recording.graph.labels) == 10  # the weight and the bias are updated twice
+    assert recording.graph.updated_by == "outer, sgd"
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [(0, "without an update of an optimizer of PyTorch"), (1, "after 1 update.* needs 2")],
+)
+def test_a_loop_with_too_few_updates_is_refused(steps: int, text: str) -> None:
+    with pytest.raises(ValueError, match=text), record(device="cpu"):
+        model, updates = make_model()
+        for _ in range(steps):
+            train(model, updates)
+
+
+def test_an_error_of_the_loop_is_raised_and_the_process_is_as_before() -> None:
+    with pytest.raises(KeyError, match="wrong"), record(ranks=2):
+        train(*make_model())
+        raise KeyError("wrong")
+    assert not torch.cuda.is_available()
+    assert not dist.is_initialized()
+    assert "RANK" not in os.environ
+    assert type(torch.ones(1)) is torch.Tensor
+
+
+def test_a_loop_that_needs_a_number_is_refused_with_its_line() -> None:
+    with (
+        pytest.raises(ValueError, match=r"needs one in .*test_scripts.py.*rows\[rows > 0\]"),
+        record(),
+    ):
+        rows = make_model()[0](torch.ones(ROWS, WIDTH))
+        rows = rows[rows > 0]
+
+
+def test_a_loop_that_decides_by_its_loss_says_so() -> None:
+    with (
+        pytest.warns(UserWarning, match=r"decides by computed numbers.*test_scripts.py"),
+        record(device="cpu") as recording,
+    ):
+        model, updates = make_model()
+        while True:
+            if train(model, updates).item() < 10.0:
+                model(torch.ones(ROWS, WIDTH))
+    assert list_names(recording.graph).count("addmm") == 2
+
+
+def test_a_loop_that_keeps_the_best_says_that_it_may_decide() -> None:
+    with (
+        pytest.warns(UserWarning, match=r"3 of 4 .* may decide by computed numbers.*test_scripts"),
+        record(device="cpu"),
+    ):
+        model, updates = make_model()
+        best = 10.0
+        while True:
+            loss = train(model, updates).item()
+            if loss < best:
+                best = loss
+                model(torch.ones(ROWS, WIDTH))
+
+
+def test_numbers_that_are_logged_or_checked_decide_nothing() -> None:
+    text = ""
+    with warnings.catch_warnings(), record(device="cpu") as recording:
+        warnings.simplefilter("error")
+        model, updates = make_model()
+        while True:
+            loss = train(model, updates)
+            if not loss.item() < 1e9:
+                raise RuntimeError("the loss is too large")
+            text += f"{loss:.2f}"
+    assert text.startswith("1.001.00")
+    assert len(recording.iterations) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*was never calibrated")
+def test_predict_takes_a_recording() -> None:
+    recording = Recording(name="mine")
+    with pytest.raises(ValueError, match="mine has no recorded iteration yet"):
+        predict(recording, "h100-sxm-8")
+    with recording:
+        model, updates = make_model("cuda")
+        while True:
+            train(model, updates)
+    assert predict(recording, "h100-sxm-8").time == predict(recording.graph, "h100-sxm-8").time
+    with pytest.raises(ValueError, match="recorded before"), recording:
+        pass
+
+
+# -- the GPU
+# ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:the iteration has no collective")
+def test_a_loop_is_told_of_the_gpu_of_its_platform() -> None:
+    told: dict[str, Any] = {}
+    with record(ranks=16, platform=load_platform("mi300x-8")):
+        told["count"] = torch.cuda.device_count()
+        told["name"] = torch.cuda.get_device_name(0)
+        told["memory"] = torch.cuda.get_device_properties("cuda").total_memory
+        told["free"] = torch.cuda.mem_get_info()[0]
+        model, updates = make_model("cuda")
+        while True:
+            train(model, updates)
+    assert told == {
+        "count": 8,
+        "name": load_platform("mi300x-8").device.name,
+        "memory": 192_000_000_000,
+        "free": 192_000_000_000,
+    }
+
+
+#: What scripts ask of a GPU or set there, and the answer.
+ASKED = [
+    ("torch.cuda.is_available()", True),
+    ("torch.cuda.is_initialized()", True),
+    ("torch.cuda.is_bf16_supported()", True),
+    ("torch.cuda.device_count()", 1),
+    ("torch.cuda.current_device()", 0),
+    ("torch.cuda.get_device_capability()", (8, 0)),
+    ("torch.cuda.get_device_properties(0).major", 8),
+    ("torch.cuda.get_arch_list()", ["sm_80"]),
+    ("torch.cuda.can_device_access_peer(0, 1)", True),
+    ("torch.cuda.is_current_stream_capturing()", False),
+    ("torch.cuda.memory_allocated()", 0),
+    ("torch.cuda.max_memory_allocated('cuda:0')", 0),
+    ("torch.cuda.max_memory_reserved()", 0),
+    ("torch.cuda.memory_summary()", ""),
+    ("torch.cuda.memory_snapshot()", []),
+    ("torch.cuda.memory._record_memory_history(max_entries=10)", None),
+    ("torch.cuda.set_per_process_memory_fraction(0.5)", None),
+    ("torch.cuda.empty_cache()", None),
+    ("torch.cuda.ipc_collect()", None),
+    ("torch.cuda.init()", None),
+    ("torch.cuda.reset_peak_memory_stats()", None),
+    ("torch.cuda.reset_accumulated_memory_stats()", None),
+    ("torch.cuda.manual_seed_all(1)", None),
+    ("torch.cuda.synchronize()", None),
+    ("torch.cuda.set_stream(torch.cuda.Stream())", None),
+    ("torch.cuda.utilization()", 0),
+    ("torch.cuda.profiler.start()", None),
+    ("torch.cuda.device(0).__enter__()", None),
+    ("torch.Generator('cuda').device.type", "cuda"),
+    ("torch.ones(3, device='cuda').record_stream(torch.cuda.current_stream())", None),
+    ("torch.ones(3).to(0).device.type", "cuda"),
+    ("torch.ones(3, device=0).is_cuda", True),
+    ("torch.nn.Linear(2, 2, device=0).weight.is_cuda", True),
+    ("torch.accelerator.current_accelerator().type", "cuda"),
+    ("torch.accelerator.set_device_index(0)", 0),
+    ("torch.accelerator.current_device_index()", 0),
+    ("torch.accelerator.synchronize()", None),
+    ("torch.accelerator.empty_cache()", None),
+    ("torch.accelerator.max_memory_allocated()", 0),
+    ("torch.accelerator.current_stream() is torch.cuda.current_stream()", True),
+    ("torch.backends.cuda.is_built()", True),
+    ("torch.distributed.is_nccl_available()", True),
+    ("torch.set_default_device('cuda') or torch.get_default_device().type", "cuda"),
+]
+
+
+def test_what_scripts_ask_of_a_gpu_is_answered() -> None:
+    answers = {}
+    with record() as recording:
+        for question, _ in ASKED:
+            answers[question] = eval(question)
+        model, updates = make_model("cuda")
+        while True:
+            train(model, updates, device="cuda")
+    assert answers == dict(ASKED)
+    assert not recording.graph.notes
+    assert torch.get_default_device().type == "cpu"
+
+
+# -- ranks
+# ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_of_several_ranks_runs_as_a_launcher_starts_it() -> None:
+    """The lines of tutorials on DistributedDataParallel."""
+    with record(ranks=16, rank=9) as recording:
+        rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+        told = (rank, local, os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"])
+        torch.cuda.set_device(local)
+        dist.init_process_group("nccl", rank=rank, world_size=16)
+        backend, current = dist.get_backend(), torch.cuda.current_device()
+        model, _ = make_model(local)
+        replica = DistributedDataParallel(model, device_ids=[local], output_device=local)
+        updates = torch.optim.SGD(replica.parameters(), 0.1)
+        while True:
+            train(replica, updates, device=local)
+            dist.barrier()
+    assert told == (9, 1, "16", "8")
+    assert (backend, current) == ("nccl", 1)
+    assert recording.graph.ranks == 16
+    assert len(recording.graph.collectives) == 2  # the gradients, and the barrier
+
+
+def test_one_rank_may_begin_its_group() -> None:
+    with record() as recording:
+        dist.init_process_group("nccl", rank=0, world_size=1)
+        sizes = dist.get_world_size(), dist.get_rank()
+        model, updates = make_model("cuda")
+        while True:
+            train(model, updates)
+        dist.destroy_process_group()
+    assert sizes == (1, 0)
+    assert recording.graph.ranks == 1
+    assert not dist.is_initialized()
+
+
+def test_a_group_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="4 ranks, and ranks is 2; give ranks=4"), record(ranks=2):
+        dist.init_process_group("nccl", rank=0, world_size=4)
+
+
+def test_processes_of_ranks_run_as_one() -> None:
+    ran = []
+
+    def main(rank: int, size: int) -> None:
+        ran.append((rank, size))
+        dist.init_process_group("nccl", rank=rank, world_size=size)
+        model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH).to(rank), device_ids=[rank])
+        updates = torch.optim.SGD(model.parameters(), 0.1)
+        while True:
+            train(model, updates, device=rank)
+
+    with record(ranks=4, rank=2) as recording:
+        size = torch.cuda.device_count()
+        torch.multiprocessing.spawn(main, args=(size,), nprocs=size, join=True)
+    assert ran == [(2, 4)]
+    assert len(recording.graph.collectives) == 1
+    with (
+        pytest.raises(ValueError, match=r"starts 2 processes in .*, and the recording is for 4"),
+        record(ranks=4),
+    ):
+        torch.multiprocessing.spawn(main, args=(2,), nprocs=2)
+
+
+@pytest.mark.filterwarnings("ignore:the iteration has no collective")
+def test_objects_of_other_ranks_are_those_of_this_one() -> None:
+    with pytest.warns(UserWarning, match="objects that ranks send each other"), record(ranks=2):
+        gathered: list[Any] = [None, None]
+        dist.all_gather_object(gathered, {"loss": 3})
+        sent = ["a"]
+        dist.broadcast_object_list(sent, src=0)
+        received = [None]
+        dist.scatter_object_list(received, ["b", "c"], src=0)
+        collected: list[Any] = [None, None]
+        dist.gather_object("d", collected, dst=0)
+        model, updates = make_model("cuda")
+        while True:
+            train(model, updates)
+    assert gathered == [{"loss": 3}, {"loss": 3}]
+    assert (sent, received, collected) == (["a"], ["b"], ["d", "d"])
+
+
+def test_a_loop_without_collectives_is_told_of_them() -> None:
+    with pytest.warns(UserWarning, match="no collective between its 2 ranks"), record(ranks=2):
+        model, updates = make_model("cuda")
+        while True:
+            train(model, updates)
+
+
+# -- files
+# ---------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_weights_are_not_written_and_files_of_the_user_are(tmp_path: Path) -> None:
+    weights, settings = tmp_path / "weights.pt", tmp_path / "settings.pt"
+    torch.save({"old": torch.ones(2)}, weights)
+    with (
+        pytest.warns(UserWarning, match=r"not written in .*torch.save\(model.state_dict"),
+        record(),
+    ):
+        old = torch.load(weights, map_location="cuda:0", weights_only=True)["old"].shape
+        model, updates = make_model("cuda")
+        while True:
+            train(model, updates)
+            torch.save(model.state_dict(), weights)
+            torch.save({"width": WIDTH}, settings)
+    assert old == (2,)
+    assert torch.equal(torch.load(weights)["old"], torch.ones(2))
+    assert torch.load(settings) == {"width": WIDTH}
