@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ def write_config(folder: Path) -> None:
     }
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def copy_traces(folder: Path) -> None:
+    """Traces of the two ranks of an invented step, see `tests/data/README.md`."""
+    folder.mkdir()
+    for rank in range(2):
+        shutil.copy(
+            ROOT / "tests" / "data" / f"step_rank{rank}.kineto.json", folder / f"rank{rank}.json"
+        )
 
 
 def write_training_log(folder: Path) -> None:
@@ -101,6 +111,7 @@ def test_a_recipe_runs(
     write_log(tmp_path / "logs")
     write_config(tmp_path / "llama")
     write_training_log(tmp_path / "runs")
+    copy_traces(tmp_path / "traces")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"pk": pk, "pandas": pandas, "polars": polars}
     exec("\n".join(before), names)

@@ -13,6 +13,7 @@ import polars as pl
 from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, list_work, time_host
 from perfkit.calibration.collectives import list_collectives, read_ranks
 from perfkit.calibration.doubts import check_device, count_things, list_doubts
+from perfkit.calibration.rank_times import measure_jitter
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
 from perfkit.ground.units import (
@@ -31,6 +32,7 @@ from perfkit.prediction import accounts
 from perfkit.prediction.cost import size_rooflines
 from perfkit.prediction.result import Prediction
 from perfkit.readers.kineto import DEVICE, TraceFile, find_basis
+from perfkit.readers.measured_jitter import Jitter
 from perfkit.workloads.graph import PHASES, Graph
 
 #: How the time of an iteration is measured, see `perfkit.readers.kineto.find_basis`, in short and in
@@ -290,6 +292,21 @@ class Trace(Tabular):
                 "rank", "last", "late_s", "waited_s", "busy_s", "host_s", "waiting_s"
             )
         return frame.sort("waited_s", descending=True, maintain_order=True)
+
+    def jitter(self) -> Jitter:
+        """How much the time that a rank takes for a step varies: from step to step, and between ranks.
+
+        Returns
+        -------
+        jitter : Jitter
+            Its `spread` is the ``jitter`` of `Prediction.cost`, which also takes the trace itself.
+
+        Raises
+        ------
+        ValueError
+            For one step of one rank, which tells nothing, and for ranks that have no step in common.
+        """
+        return measure_jitter(self.files, self._works, self._steps, self._collectives, self.basis)
 
     def host(self) -> Table:
         """The five overheads of every rank's host, T1 to T5, see

@@ -1,6 +1,7 @@
 """What a training run costs until it is done, with checkpoints, failures and restarts."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -430,6 +431,7 @@ def find_goodput(
     training_hours: float,
     waiting_hours: float,
     *,
+    notes: Sequence[str],
     price_per_gpu_hour: float,
     power: float,
     mtbf: Any,
@@ -448,6 +450,8 @@ def find_goodput(
         Time of all iterations, without waiting for slow ranks [h].
     waiting_hours : float
         What this waiting adds [h].
+    notes : sequence of str
+        Where the spread that makes it is from.
     price_per_gpu_hour : float
         Price of one rank for an hour [1/h].
     power : float
@@ -479,6 +483,7 @@ def find_goodput(
     shortage = find_shortage(prediction)
     if shortage is not None:
         warnings.append(shortage)
+    warnings += notes
     rank_mtbf = _read_mtbf(mtbf)
     job_mtbf = rank_mtbf / prediction.ranks
     if isinstance(mtbf, str):

@@ -35,6 +35,7 @@ from perfkit.prediction.ranks import (
     Workload,
 )
 from perfkit.prediction.simulation import Timeline
+from perfkit.readers.measured_jitter import HasJitter, Jitter, read_jitter
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.stack import Stack
 
@@ -402,7 +403,7 @@ class Prediction(Tabular):
         write_rate: None = ...,
         restart: None = ...,
         interval: None = ...,
-        jitter: float = ...,
+        jitter: float | Jitter | HasJitter = ...,
         **amount: float,
     ) -> dict[str, float]: ...
 
@@ -418,7 +419,7 @@ class Prediction(Tabular):
         write_rate: float | None = ...,
         restart: float | None = ...,
         interval: float | None = ...,
-        jitter: float = ...,
+        jitter: float | Jitter | HasJitter = ...,
         **amount: float,
     ) -> Goodput: ...
 
@@ -433,7 +434,7 @@ class Prediction(Tabular):
         write_rate: float | None = None,
         restart: float | None = None,
         interval: float | None = None,
-        jitter: float = 0.0,
+        jitter: float | Jitter | HasJitter = 0.0,
         **amount: float,
     ) -> dict[str, float] | Goodput:
         """Hours, price and energy of a training run; with `mtbf` until it is done in spite of
@@ -462,9 +463,10 @@ class Prediction(Tabular):
             iterations; 10 minutes if it is not said, which a warning says [s].
         interval : float, optional
             Training between two checkpoints; by default the one that loses least [s].
-        jitter : float, optional
+        jitter : float, Jitter, Trace or TrainingLog, optional
             Standard deviation of the time that a rank takes for an iteration, over its mean: all wait for
-            the slowest one, once in an iteration [-].
+            the slowest one, once in an iteration [-]. Or a trace of several ranks and steps, or a training
+            log, from which it is found (`perfkit.Trace.jitter`): what is random from step to step.
         **amount : float
             One of ``samples``, ``tokens``, ``images`` and ``iterations``: how many [-].
 
@@ -496,8 +498,8 @@ class Prediction(Tabular):
         [(unit, count)] = amount.items()
         rate = self.throughput[unit]
         hours = check_positive(unit, count) * check_positive("epochs", epochs) / rate / 3600
-        spread = check_positive("jitter", jitter, zero=True, maximum=1.0)
-        waiting = hours * float(wait_for_slowest(spread, ranks=self.ranks))
+        of_ranks = read_jitter(jitter)
+        waiting = hours * float(wait_for_slowest(of_ranks.spread, ranks=self.ranks))
         price = check_positive("price_per_gpu_hour", price_per_gpu_hour, zero=True)
         watts = check_positive("power", power, zero=True)
         shortage = find_shortage(self)
@@ -509,6 +511,7 @@ class Prediction(Tabular):
                 self,
                 hours,
                 waiting,
+                notes=of_ranks.notes,
                 price_per_gpu_hour=price,
                 power=watts,
                 mtbf=mtbf,

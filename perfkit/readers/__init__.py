@@ -24,5 +24,5 @@ Read in this order; each format is told alone:
 6. `training_logs`: `read_training_log` gives a `TrainingLog`, the time of an iteration with what a log
    states of its run. `training_lines` finds the lines of steps of each software, `training_facts`
    its arguments, and `training_models` says what they mean; `measured_steps` has the record of a
-   measured step, and `log_text` opens files.
+   measured step, `measured_jitter` how much the time of a rank varies, and `log_text` opens files.
 """

@@ -33,6 +33,7 @@ from perfkit.ground.units import (
     show,
 )
 from perfkit.readers.log_text import COLOURS, has_ending, list_files, read_text
+from perfkit.readers.measured_jitter import Jitter, find_jitter_of_steps
 from perfkit.readers.measured_steps import MeasuredStep
 from perfkit.readers.training_facts import find_contradiction, find_facts, find_peak_memory
 from perfkit.readers.training_lines import (
@@ -255,6 +256,26 @@ class TrainingLog(Tabular):
         if self.stack is not None:
             row["stack"] = self.stack
         return row
+
+    def jitter(self) -> Jitter:
+        """How much the time that a rank takes for a step can vary, from how the steps vary.
+
+        Returns
+        -------
+        jitter : Jitter
+            A bound, as a log has the time of all ranks together. Its `spread` is the ``jitter`` of
+            `Prediction.cost`, which also takes the log itself.
+
+        Raises
+        ------
+        ValueError
+            For a log with one step that counts, or with steps that vary more than ranks of their own could
+            make them.
+        """
+        counted = self.steps.filter(pl.col("left_out").is_null())
+        return find_jitter_of_steps(
+            self.name, counted["seconds"].to_list(), counted["iterations"].to_list(), self.ranks
+        )
 
     def table(self) -> Table:
         """The steps.

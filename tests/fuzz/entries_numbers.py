@@ -30,6 +30,7 @@ from perfkit.models import (
     partitions,
     roofline,
     skew,
+    variation,
 )
 from tests.fuzz.damage import NUMBERS, TEXTS, Rng, choose
 from tests.fuzz.harness import Entry, Nonsense
@@ -265,6 +266,7 @@ FORMS: tuple[Example, ...] = (
     example(failures.segment_variance, length=100, mtbf=4096, restart=64),
     example(failures.chance_done, seconds=1024, segments=8, length=100, mtbf=4096, restart=64),
     example(failures.wait_for_slowest, jitter=0.25, ranks=64),
+    example(variation.deviation_of_slowest, ranks=64),
     example(skew.bin_accesses, accesses=[1, 1, 2, 3, 4], rows=100),
     example(skew.fit_zipf, histogram=skew.bin_accesses([1, 1, 2, 3, 4], rows=100)),
 )
