@@ -664,34 +664,3 @@ def test_ranks_make_equally_many_calls_and_the_slowest_rank_counts(
     assert [(row.operation, row.nbytes) for row in rows] == pairs
     slowest = np.maximum(*(result[0]["samples"] for result in results))
     assert [rows[0].median, rows[0].mean] == pytest.approx([np.median(slowest), np.mean(slowest)])
-
-
-def test_ranks_of_a_launcher_time_collectives_together(torch: Any, tmp_path: Path) -> None:
-    """As under torchrun, also without two cores: how long it takes is of no interest here. Rank 0
-    says how long, and not rank 1, which asks for an hour."""
-    code = (
-        "import json, os, sys; from perfkit.calibration import cpu_measure; cpu_measure.COLLECTIVES = ('all_reduce',);"
-        "from perfkit.measure.folders import Campaign;"
-        "seconds = 0.001 if os.environ['RANK'] == '0' else 3600.0;"
-        "rows = cpu_measure.measure_collectives(Campaign(None), ranks=2, seconds=seconds);"
-        "from perfkit.measure.records import write_result;"
-        "json.dump(write_result(rows), open(sys.argv[1], 'w'))"
-    )
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--no-python",
-    ]
-    command = [*words, sys.executable, "-c", code, str(tmp_path / "rows.json")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[1]
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert len(rows) == 15 and all(
-        row["operation"] == "all_reduce" and row["median"] > 0 for row in rows
-    )

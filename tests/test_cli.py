@@ -553,8 +553,9 @@ def test_other_ranks_wait_for_nothing_where_nothing_is_measured(
 ) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    more = {"LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "run", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    for name, value in more.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(perfkit, "calibrate", fail(AssertionError("rank 0 alone calibrates")))
     measure = "perfkit.calibration.cpu_measure.measure_collectives"
     monkeypatch.setattr(measure, fail(AssertionError("nothing is measured")))

@@ -47,7 +47,6 @@ from perfkit.measure.probes import (
     read_probe,
     write_probe,
 )
-from perfkit.measure.processes import launched_ranks
 from perfkit.measure.samples import dump, load
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.estimates import keep_quiet
@@ -564,7 +563,9 @@ def test_probes_are_timed_by_events(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     huge = replace(KERNELS[0], sizes={**SMALL, "m": 2**50})
     jobs = [write_probe(replace(probe, calls=4)) for probe in (*KERNELS, huge)]
     before = torch.backends.cuda.matmul.fp32_precision
-    found = time_probes(probes=jobs, kept="", folder=str(tmp_path), device="cpu:0")
+    found = time_probes(
+        probes=jobs, kept="", folder=str(tmp_path), ranks_per_node=1, device="cpu:0"
+    )
     assert torch.backends.cuda.matmul.fp32_precision == before, "settings of the user stay"
     assert len(found.answers) == len(KERNELS) + 1
     for answer in found.answers[:-1]:
@@ -603,7 +604,13 @@ def test_cold_operands_rotate_through_twice_the_cache(
     sums = KernelProbe(
         kind="elementwise", variant="add", dtype="fp32", sizes={"elements": elements}, cold=cold
     )
-    cuda.time_probes(probes=[write_probe(sums)], kept="", folder=str(tmp_path), device="cpu:0")
+    cuda.time_probes(
+        probes=[write_probe(sums)],
+        kept="",
+        folder=str(tmp_path),
+        ranks_per_node=1,
+        device="cpu:0",
+    )
     assert len(timed) == sets
     places = {operand.data_ptr() for call in timed for operand in call.args}
     assert len(places) == 2 * sets, "each set is memory of its own"
@@ -632,7 +639,9 @@ def test_an_iteration_is_timed_and_then_traced(
     monkeypatch.setattr(torch, "compile", lambda step: compiled.append(step) or step)
     eager = IterationProbe(name="bert-0", dtype="fp32", workload=dump(WORDS))
     runs = [write_probe(eager), write_probe(replace(eager, compiled=True))]
-    found = time_probes(probes=runs, kept="", folder=str(tmp_path), device="cpu:0")
+    found = time_probes(
+        probes=runs, kept="", folder=str(tmp_path), ranks_per_node=1, device="cpu:0"
+    )
     for times in found.answers:
         assert isinstance(times, TimedIteration) and times.seconds > 0 and times.profiled > 0
         events = json.loads(gzip.decompress(Path(times.trace).read_bytes()))["traceEvents"]
@@ -647,85 +656,67 @@ def test_an_iteration_is_timed_and_then_traced(
     assert len(compiled) == 1
 
 
-@pytest.mark.parametrize(
-    ("hosts", "first"), [("g[03-7,9]", "g03"), ("a-1,b", "a-1"), ("n[9,11]-ib,x[1-2]", "n9-ib")]
-)
-def test_tasks_of_slurm_meet_on_the_first_node(
-    monkeypatch: pytest.MonkeyPatch, hosts: str, first: str
-) -> None:
-    about = {
-        "PROCID": "5",
-        "LOCALID": "1",
-        "STEP_NUM_TASKS": "16",
-        "STEP_NUM_NODES": "4",
-        "STEP_NODELIST": hosts,
-    }
-    environment = {
-        f"SLURM_{name}": value for name, value in (about | {"JOB_ID": "4711234"}).items()
-    }
-    monkeypatch.setattr("os.environ", environment)
-    assert launched_ranks() == (5, 16, 4) and environment["LOCAL_RANK"] == "1"
-    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == (first, "21234")
-    monkeypatch.setattr("os.environ", {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})
-    assert launched_ranks() is None, "a single task, as in an interactive shell"
-
-
-LAUNCHED = """
+RANKS = """
 import json, os, sys
 from pathlib import Path
-from perfkit.calibration import cluster_measure, cluster_plan
+import torch.distributed
+from perfkit.calibration import cluster_measure, cluster_plan, cpu_measure
 from perfkit.measure.folders import Campaign
 from perfkit.measure.gpu_records import write_cluster
+from perfkit.measure.launchers import launched_ranks
+from perfkit.measure.lifelines import Follower, lead
+from perfkit.measure.records import write_result
 from tests import test_cluster as t
+from tests.fake_srun import fork_tasks
 t.replace_cuda([])
+cpu_measure.COLLECTIVES = ("all_reduce",)
 cluster_plan.list_probes = lambda *_, **__: [*t.KERNELS[:1], *t.SENT]
-folder, first = Path(sys.argv[1]), os.environ["RANK"] == "0"
-base, kept = cluster_plan.resize_base(t.H100, 3, 1), Campaign(folder / "kept" if first else None)
-found = write_cluster(cluster_measure.measure_cluster("cpu:0", base, kept, folder / "t"))
-(folder / f"found{os.environ['RANK']}.json").write_text(json.dumps(found))
+folder = Path(sys.argv[1])
+
+def measure():
+    launched = launched_ranks()
+    if launched.rank:
+        return Follower(launched).work().code
+    base, kept = cluster_plan.resize_base(t.H100, 3, 1), Campaign(folder / "kept")
+    with lead(launched) as leader:
+        rows = cpu_measure.measure_collectives(Campaign(None), ranks=3, seconds=0.001, leader=leader)
+        found = cluster_measure.measure_cluster("cpu:0", base, kept, folder / "t", leader=leader)
+    (folder / "rows.json").write_text(json.dumps(write_result(rows)))
+    (folder / "found.json").write_text(json.dumps(write_cluster(found)))
+    return 0
+
+sys.exit(max(fork_tasks(measure, nodes=1, local=3)))
 """
 
 
 @pytest.mark.serial
 def test_ranks_of_a_launcher_finish_what_rank_0_has_begun(tmp_path: Path) -> None:
+    """Collectives of a CPU, and then probes of GPUs with the calls of CUDA replaced; gloo connects
+    the ranks."""
     pytest.importorskip("torch")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    about = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": "3",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    about |= {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "3"}
     root, finished = Path(__file__).resolve().parent.parent, tmp_path / "kept"
 
     def time_first_probe() -> dict[str, Any]:
         return {"samples": [7.0], "sizes": {}}
 
     Campaign(finished).run("probes", {"0": time_first_probe})
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", LAUNCHED, str(tmp_path)],
-            cwd=root,
-            env={
-                **os.environ,
-                **about,
-                "PYTHONPATH": str(root),
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-            },
-        )
-        for rank in range(3)
-    ]
-    try:
-        assert [process.wait(timeout=90) for process in ranks] == [0, 0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    found = json.loads((tmp_path / "found0.json").read_text())
+    done = subprocess.run(
+        [sys.executable, "-c", RANKS, str(tmp_path)],
+        cwd=root,
+        env={**os.environ, "MASTER_PORT": port, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert len(rows) == 15 and all(
+        row["operation"] == "all_reduce" and row["median"] > 0 for row in rows
+    )
+    found = json.loads((tmp_path / "found.json").read_text())
     kept, second, third = [row["samples"] for row in found["probes"]]
     assert kept == [7.0]
     expected = pytest.approx(np.full(5, 4e-5), rel=0.2)

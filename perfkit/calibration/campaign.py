@@ -14,8 +14,10 @@ Measurements are records (`perfkit.measure.records`, `perfkit.measure.gpu_record
 """
 
 import json
+import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +32,12 @@ from perfkit.calibration.pace import name_disturbances
 from perfkit.ground.files import LARGEST_TEXT, check_path, check_paths, reading
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import check_choice, check_positive, check_type
-from perfkit.measure.folders import Campaign, open_campaign
+from perfkit.measure.folders import Campaign, open_campaign, open_campaign_beside
 from perfkit.measure.gpu_records import ClusterMeasurements, write_cluster
+from perfkit.measure.launchers import LaunchedRanks, launched_ranks
+from perfkit.measure.lifelines import Follower, Leader, lead
 from perfkit.measure.machine import count_cores, describe_machine, list_versions
-from perfkit.measure.processes import (
-    LaunchedRanks,
-    MeasurementError,
-    check_processors,
-    launched_ranks,
-)
+from perfkit.measure.processes import MeasurementError, check_processors
 from perfkit.measure.records import MeasuredRank, write_measurements
 from perfkit.measure.samples import MODELS, Sample, draw_check
 from perfkit.platform.gallery import Named, find_similar, load_platform
@@ -47,19 +46,37 @@ from perfkit.platform.sources import assemble_sources
 from perfkit.prediction.predictor import predict
 
 
-def _count_ranks(device: str, ranks: int | None) -> int:
+def _count_ranks(
+    device: str, ranks: int | None, launched: LaunchedRanks | None, rehearse: bool
+) -> int:
     """Ranks that were asked for; by default those of the launcher, two on two cores, or all
     GPUs."""
-    if ranks is not None:
-        return check_processors(int(check_positive("ranks", ranks, integer=True)), device)
-    launched = launched_ranks()
     if launched is not None:
+        if ranks is not None and ranks != launched.ranks:
+            raise ValueError(
+                f"ranks is {ranks}; {launched.launcher} has started {launched.ranks}; leave ranks out"
+            )
         return launched.ranks
-    if device == "cpu":
+    checked = "cpu" if rehearse else device
+    if ranks is not None:
+        return check_processors(int(check_positive("ranks", ranks, integer=True)), checked)
+    if checked == "cpu":
         return min(2, count_cores())
     import torch
 
+    _refuse_one_of_many_nodes()
     return check_processors(max(1, torch.cuda.device_count()), device)
+
+
+def _refuse_one_of_many_nodes() -> None:
+    """Refuse to measure one node of a job of Slurm that has several, if nobody said so."""
+    nodes = os.environ.get("SLURM_NNODES", "")
+    if nodes.isdigit() and int(nodes) > 1:
+        raise ValueError(
+            f"SLURM_NNODES is {nodes}, but srun has not started this process, so it would measure one "
+            "node; write srun --ntasks-per-node=GPUS before it, or name ranks to measure this node "
+            "alone (ranks=8, --ranks 8)"
+        )
 
 
 def calibrate(
@@ -74,6 +91,7 @@ def calibrate(
     traces: str | Path | Sequence[str | Path] | None = None,
     nccl_logs: str | Path | Sequence[str | Path] | None = None,
     partial: bool = False,
+    rehearse: bool = False,
     progress: bool = True,
 ) -> Platform:
     """Calibrate this machine: measure, fit, and return the platform.
@@ -106,6 +124,9 @@ def calibrate(
         collectives of the base. Nothing is measured.
     partial : bool
         Whether a log that breaks off is read up to there, with a warning.
+    rehearse : bool
+        For GPUs: whether to go the whole way without one. All ranks meet and exchange, and the
+        answers are those that the base predicts, so the platform says nothing about this machine.
     progress : bool
         Whether to show a bar for each stage.
 
@@ -125,8 +146,14 @@ def calibrate(
     check_choice("device", device, ("cpu", "cuda"))
     check_choice("models", models, MODELS)
     check_type("partial", partial, bool)
+    check_type("rehearse", rehearse, bool)
     if partial and nccl_logs is None:
         raise ValueError("partial is True; it is for logs of nccl-tests, which nccl_logs names")
+    if rehearse and (device != "cuda" or base is None):
+        raise ValueError(
+            "rehearse is True; it goes the way of GPUs as a base predicts it; take device='cuda' and "
+            "name base, such as base='h100-sxm-8'"
+        )
     sources = {"nccl_logs": nccl_logs, "traces": traces, "measurements": measurements}
     named = [name for name, source in sources.items() if source is not None]
     if len(named) > 1:
@@ -139,7 +166,16 @@ def calibrate(
         measurements = check_path("measurements", measurements)
     target = None if out is None else check_target("out", out, ".toml")
     if nccl_logs is None and traces is None and measurements is None:
-        platform = _measure_and_fit(device, base, ranks, quick, models, target, progress)
+        options = _Options(
+            device=device,
+            base=base,
+            ranks=ranks,
+            quick=quick,
+            models=models,
+            rehearse=rehearse,
+            progress=progress,
+        )
+        platform = _calibrate_by_measuring(options, target)
     else:
         name = None if target is None else target.stem
         if nccl_logs is not None:
@@ -177,33 +213,63 @@ def _fit_raw(raw: Mapping[str, Any], base: Named | None, name: str | None) -> Pl
     return fit_platform(raw, name=name)
 
 
-def _measure_and_fit(
-    device: str,
-    base: Named | None,
-    ranks: int | None,
-    quick: bool,
-    models: str,
-    target: Path | None,
-    progress: bool,
-) -> Platform:
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """What `calibrate` is asked to measure, see there."""
+
+    device: str
+    base: Named | None
+    ranks: int | None
+    quick: bool
+    models: str
+    rehearse: bool
+    progress: bool
+
+
+def _calibrate_by_measuring(options: _Options, target: Path | None) -> Platform:
+    """Measure, fit and write, on this machine or on all ranks of a launcher. Rank 0 does it; the
+    others do what it asks for, and return the same platform."""
+    launched = launched_ranks()
+    if launched is None:
+        return _measure_and_fit(options, target, None)
+    if launched.rank > 0:
+        ending = Follower(launched).work()
+        if ending.code or ending.answer is None:
+            raise MeasurementError(f"{launched.name}: rank 0 has failed, and says why")
+        return Platform.from_toml(ending.answer)
+    with lead(launched) as leader:
+        platform = _measure_and_fit(options, target, leader)
+        leader.end(0, platform.to_toml())
+    return platform
+
+
+def _measure_and_fit(options: _Options, target: Path | None, leader: Leader | None) -> Platform:
     """Measure this machine, fit, and write the measurements and the platform. Measurements that
     cannot be fitted are written in any case."""
     raw_file = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
     if target is not None:
         check_target("the file of the raw measurements", raw_file)
-    ranks = _count_ranks(device, ranks)
-    if device == "cuda":
-        campaign, measured = _measure_gpus(base, ranks, raw_file.with_suffix(".traces"), progress)
+    launched = None if leader is None else leader.launched
+    ranks = _count_ranks(options.device, options.ranks, launched, options.rehearse)
+    if options.device == "cuda":
+        campaign, measured = _measure_gpus(options, ranks, target, raw_file, leader)
         raw = write_cluster(measured)
     else:
-        campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
+        about = ("calibrate", options.device, ranks, options.quick, options.models)
+        campaign = open_campaign(*about, progress=options.progress)
         raw = write_measurements(
-            measure_platform(campaign=campaign, ranks=ranks, quick=quick, models=models)
+            measure_platform(
+                campaign=campaign,
+                ranks=ranks,
+                quick=options.quick,
+                models=options.models,
+                leader=leader,
+            )
         )
     if target is not None:
         write_text(raw_file, json.dumps(raw))
     try:
-        platform = _fit_raw(raw, base, None if target is None else target.stem)
+        platform = _fit_raw(raw, options.base, None if target is None else target.stem)
         if target is not None:
             platform.save(target)
     except ValueError as error:
@@ -217,21 +283,35 @@ def _measure_and_fit(
 
 
 def _measure_gpus(
-    base: Named | None, ranks: int, folder: Path, progress: bool
+    options: _Options, ranks: int, target: Path | None, raw_file: Path, leader: Leader | None
 ) -> tuple[Campaign, ClusterMeasurements]:
     """Measure GPUs; returns the campaign, which keeps the measurements until they are written, and
-    them."""
-    import torch
+    them.
 
-    launched = launched_ranks() or LaunchedRanks(rank=0, ranks=ranks, ranks_per_node=ranks)
-    local = launched.ranks_per_node
-    where = resize_base(base or find_similar(torch.cuda.get_device_name()), local, ranks // local)
-    if launched.rank:
-        campaign = Campaign(None, progress=False)
+    What ranks of a launcher have measured is kept beside the platform: the next job may run on
+    other nodes, which have other caches.
+    """
+    base = options.base
+    if base is None:
+        import torch
+
+        base = find_similar(torch.cuda.get_device_name())
+    local = ranks if leader is None else leader.launched.ranks_per_node
+    where = resize_base(base, local, ranks // local)
+    about = ("calibrate", "cuda", where.to_toml(), local, ranks, options.rehearse)
+    if leader is not None and target is not None:
+        campaign = open_campaign_beside(target, *about, progress=options.progress)
     else:
-        options = ("calibrate", "cuda", where.name, local, ranks)
-        campaign = open_campaign(*options, progress=progress)
-    return campaign, measure_cluster("cuda", where, campaign, folder)
+        campaign = open_campaign(*about, progress=options.progress)
+    measured = measure_cluster(
+        "cuda",
+        where,
+        campaign,
+        raw_file.with_suffix(".traces"),
+        leader=leader,
+        rehearse=options.rehearse,
+    )
+    return campaign, measured
 
 
 def check(

@@ -8,12 +8,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from perfkit.calibration.activity import time_host
 from perfkit.calibration.cluster_plan import plan_probes
+from perfkit.calibration.rehearsal import rehearse_answers
 from perfkit.measure.folders import Campaign
 from perfkit.measure.gpu_records import (
     ClusterMeasurements,
@@ -23,8 +25,10 @@ from perfkit.measure.gpu_records import (
     TimedIteration,
     read_answers,
 )
+from perfkit.measure.lifelines import Leader
 from perfkit.measure.probes import LARGE, IterationProbe, Probe, write_probe
-from perfkit.measure.processes import join_ranks, launched_ranks, run_processes
+from perfkit.measure.processes import run_processes
+from perfkit.measure.records import write_record
 from perfkit.platform.platform import Platform
 from perfkit.readers.kineto import find_iterations, read_kineto
 
@@ -34,20 +38,28 @@ def measure_cluster(
     base: Platform,
     campaign: Campaign | None = None,
     folder: Path = Path(),
+    *,
+    leader: Leader | None = None,
+    rehearse: bool = False,
 ) -> ClusterMeasurements:
     """Time the plan for a similar platform on a device.
 
     Parameters
     ----------
     device : str or callable
-        ``cuda``: the GPUs of this machine, or those of all ranks that a launcher has started; each
-        of these ranks calls this function. Or a function that times a list of probes.
+        ``cuda``: the GPUs of this machine, or those of all ranks that a launcher has started. Or a
+        function that times a list of probes.
     base : Platform
         A similar platform, with the nodes and ranks that take part.
     campaign : Campaign, optional
         Stores finished probes.
     folder : Path, optional
         Folder for traces of iterations; made if missing.
+    leader : Leader, optional
+        Leads the ranks of a launcher; without one, processes of this machine are started.
+    rehearse : bool, optional
+        Whether all ranks go through the plan without timing it, and the answers are those that the
+        similar platform predicts.
 
     Returns
     -------
@@ -63,7 +75,16 @@ def measure_cluster(
     if callable(device):
         found = device(plan)
     else:
-        found = _run_plan(plan, device, base.network.ranks, campaign, folder)
+        job = _write_job(plan, device, base, campaign, folder)
+        if rehearse:
+            job = _write_rehearsal(plan, base, campaign)
+        if leader is not None:
+            results = leader.run(job)
+        else:
+            results = run_processes(job, ranks=base.network.ranks, timeout=7200)
+        found = read_answers(results[0])  # rank 0 has all answers
+        if rehearse:
+            found = replace(found, id=f"rehearsal, as {base.name} predicts")
     probes = [
         MeasuredProbe.join(probe, answer) for probe, answer in zip(plan, found.answers, strict=True)
     ]
@@ -80,22 +101,38 @@ def measure_cluster(
     return replace(measurements, host=_time_host(list_traced(measurements)))
 
 
-def _run_plan(
-    plan: Sequence[Probe], device: str, ranks: int, campaign: Campaign | None, folder: Path
-) -> DeviceAnswers:
-    """Time a plan in measuring processes, or in this one if a launcher has started it; the answers
-    of rank 0, which has all."""
-    kept = campaign.file if campaign else None
-    job = {
+def _write_job(
+    plan: Sequence[Probe], device: str, base: Platform, campaign: Campaign | None, folder: Path
+) -> dict[str, Any]:
+    """What every rank does: time the plan on its GPU."""
+    return {
         "task": "perfkit.measure.cuda:time_probes",
         "device": device,
         "probes": [write_probe(probe) for probe in plan],
         "folder": str(folder.resolve()),
-        "kept": str(kept) if kept else "",
+        "kept": _name_kept(campaign),
+        "ranks_per_node": base.network.ranks_per_node,
     }
-    if launched_ranks():
-        return read_answers(join_ranks(job)[0])
-    return read_answers(run_processes(job, ranks=ranks, timeout=7200)[0])
+
+
+def _write_rehearsal(
+    plan: Sequence[Probe], base: Platform, campaign: Campaign | None
+) -> dict[str, Any]:
+    """What every rank does in a rehearsal: meet the others, and take the answers of the base."""
+    answers = rehearse_answers(plan, base)
+    return {
+        "task": "perfkit.measure.replay:replay_probes",
+        "probes": [write_probe(probe) for probe in plan],
+        "answers": [write_record(answer) for answer in answers.answers],
+        "facts": write_record(answers.facts),
+        "kept": _name_kept(campaign),
+        "ranks_per_node": base.network.ranks_per_node,
+    }
+
+
+def _name_kept(campaign: Campaign | None) -> str:
+    """The file that keeps finished probes; empty for none."""
+    return str(campaign.file) if campaign and campaign.file else ""
 
 
 def list_traced(

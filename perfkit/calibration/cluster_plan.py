@@ -9,6 +9,7 @@ from perfkit.measure.probes import CollectiveProbe, KernelProbe, Probe, list_pro
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
+from perfkit.platform.whatif import resize_nodes
 
 #: Time of the calls of one sample [s]; formulas, table 6.2.
 _SAMPLE = 2e-3
@@ -17,8 +18,11 @@ _MOST = 50
 
 
 def resize_base(base: Named, ranks_per_node: int, nodes: int) -> Platform:
-    """A platform with the ranks and nodes of a cluster."""
+    """A platform with the ranks and nodes of a cluster; several nodes with other ranks than those of
+    the platform keep only collectives that hold there."""
     platform = load_platform(base)
+    if nodes > 1 and ranks_per_node != platform.network.ranks_per_node:
+        return resize_nodes(platform, nodes, ranks_per_node)
     network = replace(platform.network, ranks_per_node=ranks_per_node, nodes=nodes)
     return replace(platform, network=network)
 

@@ -16,8 +16,9 @@ from perfkit.calibration.cpu_plan import CpuPlan, plan_cpu
 from perfkit.calibration.fit_caches import find_caches
 from perfkit.measure.folders import Campaign
 from perfkit.measure.kernels import draw_cases
+from perfkit.measure.lifelines import Leader
 from perfkit.measure.machine import describe_machine, gather_facts, list_versions
-from perfkit.measure.processes import join_ranks, launched_ranks, run_processes
+from perfkit.measure.processes import run_processes
 from perfkit.measure.records import (
     LEAST_CORE_SHARE,
     CollectiveSamples,
@@ -82,7 +83,7 @@ def measure_kernels(
 
 
 def measure_collectives(
-    campaign: Campaign, *, ranks: int, seconds: float = 0.35
+    campaign: Campaign, *, ranks: int, seconds: float = 0.35, leader: Leader | None = None
 ) -> list[MeasuredCollective]:
     """Time collectives over gloo, between ranks of this machine or those that a launcher has
     started.
@@ -94,7 +95,9 @@ def measure_collectives(
     ranks : int
         Ranks [-].
     seconds : float
-        Time for each operation and size; that of rank 0 counts for all ranks of a launcher [s].
+        Time for each operation and size [s].
+    leader : Leader, optional
+        Leads the ranks of a launcher; without one, processes of this machine are started.
 
     Returns
     -------
@@ -103,11 +106,11 @@ def measure_collectives(
     """
     sizes = [int(4 * 2**power) for power in range(8, 23)]
     job = {"task": "collectives", "operations": COLLECTIVES, "sizes": sizes, "seconds": seconds}
-    if launched_ranks():  # all ranks take part, and only one of them could use a kept measurement
-        by_rank = join_ranks(job)
+    if leader is not None:
+        jobs = {f"{ranks}": partial(leader.run, job)}
     else:
         jobs = {f"{ranks}": partial(run_processes, job, ranks=ranks)}
-        by_rank = campaign.run("collectives", jobs)[f"{ranks}"]
+    by_rank = campaign.run("collectives", jobs)[f"{ranks}"]
     collectives = []
     for number, rows in enumerate(zip(*by_rank, strict=True)):
         place = f"collectives[{number}]"
@@ -216,7 +219,12 @@ def _measure_steadily(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
 
 
 def measure_platform(
-    campaign: Campaign, *, ranks: int = 1, quick: bool = False, models: str = "standard"
+    campaign: Campaign,
+    *,
+    ranks: int = 1,
+    quick: bool = False,
+    models: str = "standard",
+    leader: Leader | None = None,
 ) -> MachineMeasurements:
     """Measure all that a CPU platform is fitted to: kernels, collectives and small iterations.
 
@@ -230,6 +238,8 @@ def measure_platform(
         Whether to take fewer sizes and iterations.
     models : str
         One of `perfkit.measure.samples.MODELS`.
+    leader : Leader, optional
+        Leads the ranks of a launcher.
 
     Returns
     -------
@@ -245,7 +255,9 @@ def measure_platform(
     facts = gather_facts()
     collectives = []
     if ranks > 1:
-        collectives = measure_collectives(campaign, ranks=ranks, seconds=plan.collective_seconds)
+        collectives = measure_collectives(
+            campaign, ranks=ranks, seconds=plan.collective_seconds, leader=leader
+        )
     ladder = _measure_ladder(campaign, plan, facts["free_memory"].value or LARGEST)
     kernels = measure_kernels(
         campaign,
@@ -262,13 +274,12 @@ def measure_platform(
     )
     machine, versions = describe_machine(), list_versions()
     day = campaign.day
-    launched = launched_ranks()
     return MachineMeasurements(
         id=f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
         device="cpu",
         ranks=ranks,
         date=day,
-        ranks_per_node=launched.ranks_per_node if launched else ranks,
+        ranks_per_node=leader.launched.ranks_per_node if leader else ranks,
         machine=machine,
         versions=versions,
         facts=facts,

@@ -1,5 +1,7 @@
 """``perfkit calibrate``: a platform file from measurements of this machine, or of others."""
 
+import signal
+import warnings
 from datetime import date
 
 import click
@@ -11,6 +13,7 @@ from perfkit.commands.options import WHOLE, keep_given, refuse_given
 from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.ground.targets import check_target
 from perfkit.ground.units import format_table
+from perfkit.measure.launchers import LaunchedRanks, launched_ranks
 from perfkit.platform.platform import Platform
 
 #: What a calibration of GPUs left as it was, by the name in the provenance.
@@ -68,6 +71,11 @@ _ONE_SOURCE = "another source is named, and one is fitted at a time"
     metavar="NAME",
     help="platform for all parts that are not fitted; default: the gallery's node",
 )
+@click.option(
+    "--rehearse",
+    is_flag=True,
+    help="go the way of --device cuda on all ranks without a GPU; times are those of --base",
+)
 @options.json_file
 def calibrate_command(
     out: str,
@@ -82,9 +90,20 @@ def calibrate_command(
     from_kernel_database: str | None,
     traces: tuple[str, ...],
     base: str | None,
+    rehearse: bool,
     json_file: str | None,
 ) -> int:
     """Measure this machine, or fit existing measurements, and write a platform file."""
+    measures = not (
+        from_nccl_logs
+        or from_kernel_database
+        or traces
+        or measurements
+        or (base and device != "cuda")
+    )
+    launched = launched_ranks()
+    if launched is not None and launched.rank > 0:
+        return _follow(launched, measures=measures)
     files = OutputFiles(json_file, out=out)
     files.check()
     fits_recorded = bool(traces) or measurements is not None
@@ -95,14 +114,26 @@ def calibrate_command(
         refuse_given(_ONE_SOURCE, measurements=measurements)
     if from_nccl_logs or from_kernel_database or base_of_sources:
         refuse_given(_ONE_SOURCE, traces=traces or None, measurements=measurements)
-        refuse_given(_FOR_MEASURING, device=device, ranks=ranks, quick=quick, models=models)
+        refuse_given(
+            _FOR_MEASURING,
+            device=device,
+            ranks=ranks,
+            quick=quick,
+            models=models,
+            rehearse=rehearse,
+        )
         answer = _assemble(out, base, from_nccl_logs, ranks_per_node, partial, from_kernel_database)
         files.write(answer)
         return 0
     if fits_recorded:
-        refuse_given(_FOR_MEASURING, device=device, ranks=ranks, quick=quick, models=models)
-    if _take_part(device, base, measures=not fits_recorded):
-        return 0
+        refuse_given(
+            _FOR_MEASURING,
+            device=device,
+            ranks=ranks,
+            quick=quick,
+            models=models,
+            rehearse=rehearse,
+        )
     platform = pk.calibrate(
         out=out,
         base=base,
@@ -110,12 +141,18 @@ def calibrate_command(
         quick=quick,
         measurements=measurements,
         traces=list(traces) or None,
+        rehearse=rehearse,
         **keep_given(device=device, models=models),
     )
     lines = [repr(platform)]
     for name in _LEFT:
         if platform.provenance.get(name):
             lines.append(f"{name}: {platform.provenance[name]}")
+    if rehearse:
+        lines.append(
+            "a rehearsal: nothing was timed, every number is what the base predicts; the same line "
+            "without --rehearse measures"
+        )
     written = f"written to {out}"
     if not measurements and not traces:
         written += ", its raw measurements are in the same folder"
@@ -124,30 +161,18 @@ def calibrate_command(
     return 0
 
 
-def _take_part(device: str | None, base: str | None, *, measures: bool) -> bool:
-    """Do what a rank other than the first does, and say whether this is one.
+def _follow(launched: LaunchedRanks, *, measures: bool) -> int:
+    """Do what rank 0 asks for, silently, and return its exit code. Rank 0 alone prints, and it alone
+    reads files where nothing is measured."""
+    from perfkit.measure.lifelines import Follower
 
-    A launcher such as torchrun starts the command on every rank. Rank 0 alone writes the platform;
-    of a CPU the others take part in collectives alone, and in nothing where nothing is measured.
-    """
-    from perfkit.calibration.cpu_measure import measure_collectives
-    from perfkit.measure.folders import Campaign
-    from perfkit.measure.processes import launched_ranks
-
-    launched = launched_ranks()
-    if not launched:
-        return False
-    rank, ranks = launched[:2]
-    if rank == 0:
-        return False
     if not measures:
-        return True
-    if device == "cuda":
-        pk.calibrate(device=device, base=base)
-    else:
-        # rank 0 says how long
-        measure_collectives(Campaign(None), ranks=ranks)
-    return True
+        return 0
+    warnings.simplefilter("ignore")  # each rank would repeat those of rank 0
+    try:
+        return Follower(launched).work().code
+    except KeyboardInterrupt as interrupt:  # all ranks are interrupted, and rank 0 says so
+        return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
 
 
 def _assemble(

@@ -7,7 +7,6 @@ spins, and ``torch._scaled_mm``, fp8 products.
 """
 
 import itertools
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,23 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from perfkit.measure.folders import Campaign
 from perfkit.measure.gpu_records import (
     Answer,
     DeviceAnswers,
     DeviceFacts,
-    Failure,
     TimedCalls,
     TimedIteration,
-    read_answer,
 )
-from perfkit.measure.iterations import find_ranks
 from perfkit.measure.kernels import Case
 from perfkit.measure.operations import prepare
-from perfkit.measure.probes import CollectiveProbe, IterationProbe, KernelProbe, Probe, read_probe
-from perfkit.measure.records import write_record
+from perfkit.measure.probes import CollectiveProbe, IterationProbe, KernelProbe
+from perfkit.measure.probing import run_probes
 from perfkit.measure.samples import load
 from perfkit.measure.timing import clock, make_collective
 from perfkit.recording.modules import DTYPES, build_step
@@ -137,18 +131,6 @@ def _prepare(probe: KernelProbe, device: str) -> "tuple[list[partial[Any]], floa
     return prepare(case, device=device, dtype=DTYPES[probe.dtype])
 
 
-def _time_collective(probe: CollectiveProbe, group: Any, device: str) -> TimedCalls:
-    """Time one collective of this rank with the others of its group."""
-    call, nbytes = make_collective(
-        probe.operation,
-        int(probe.nbytes),
-        device,
-        dtype="float16" if probe.dtype == "fp16" else probe.dtype,
-        group=group,
-    )
-    return TimedCalls(samples=time_queued([call], probe.calls), sizes={"nbytes": nbytes})
-
-
 def _multiply_fp8(case: Case, *, device: str) -> tuple[list[partial[Any]], float]:
     """Prepare an fp8 product with one scale per matrix and a bf16 result, as `prepare` does for
     other formats."""
@@ -186,46 +168,67 @@ def _time_iteration(probe: IterationProbe, device: str, trace: Path) -> TimedIte
     return TimedIteration(seconds=seconds, profiled=profiled, trace=str(trace))
 
 
-def _answer(probe: Probe, group: Any, device: str, folder: Path) -> Answer:
-    """Time a probe, or return why it failed; errors that leave the device unusable are raised."""
-    try:
-        if isinstance(probe, KernelProbe):
-            return _time_kernel(probe, device)
-        if isinstance(probe, CollectiveProbe):
-            return _time_collective(probe, group, device)
-        return _time_iteration(probe, device, folder / f"{probe.name}.{probe.execution}.json.gz")
-    except (RuntimeError, ValueError) as error:
-        # such as too little memory, or no kernel for this format
+class CudaDevice:
+    """A GPU that times probes.
+
+    Parameters
+    ----------
+    device : str
+        Torch device.
+    folder : Path
+        Folder for traces, made if missing.
+    """
+
+    def __init__(self, device: str, folder: Path) -> None:
+        self._device, self._folder = device, folder
+
+    def clean(self) -> None:
+        """Wait for the device and free its memory; raises what leaves the device unusable."""
         torch.cuda.synchronize()
-        return Failure(failed=f"{type(error).__name__} {error}".splitlines()[0][:200])
+        torch.cuda.empty_cache()
 
+    def time_alone(self, number: int, probe: KernelProbe | IterationProbe) -> Answer:
+        """Time a kernel or an iteration; its number in the plan is of no interest."""
+        if isinstance(probe, KernelProbe):
+            return _time_kernel(probe, self._device)
+        trace = self._folder / f"{probe.name}.{probe.execution}.json.gz"
+        return _time_iteration(probe, self._device, trace)
 
-def _list_members(probe: Probe, local: int) -> tuple[int, ...]:
-    """Ranks that take part in a probe: the first ones of each of its nodes."""
-    if not isinstance(probe, CollectiveProbe):
-        return (0,)
-    ranks_of_node = probe.ranks // probe.nodes
-    members: list[int] = []
-    for node in range(probe.nodes):
-        first = node * local
-        members.extend(range(first, first + ranks_of_node))
-    return tuple(members)
+    def prepare(self, number: int, probe: CollectiveProbe, group: Any) -> Callable[[], Answer]:
+        """Allocate the messages of a collective; the call times it."""
+        call, nbytes = make_collective(
+            probe.operation,
+            int(probe.nbytes),
+            self._device,
+            dtype="float16" if probe.dtype == "fp16" else probe.dtype,
+            group=group,
+        )
 
+        def time_messages() -> TimedCalls:
+            samples = time_queued([call], probe.calls)
+            return TimedCalls(samples=samples, sizes={"nbytes": nbytes})
 
-def _state_facts(device: str) -> DeviceFacts:
-    """What the driver says of a device."""
-    properties = torch.cuda.get_device_properties(device)
-    kilohertz = getattr(properties, "clock_rate", 0)
-    return DeviceFacts(
-        name=properties.name,
-        memory=properties.total_memory,
-        cache=properties.L2_cache_size,
-        clock=1e3 * kilohertz if kilohertz else None,
-    )
+        return time_messages
+
+    def state_facts(self) -> DeviceFacts:
+        """What the driver says of the device."""
+        properties = torch.cuda.get_device_properties(self._device)
+        kilohertz = getattr(properties, "clock_rate", 0)
+        return DeviceFacts(
+            name=properties.name,
+            memory=properties.total_memory,
+            cache=properties.L2_cache_size,
+            clock=1e3 * kilohertz if kilohertz else None,
+        )
 
 
 def time_probes(
-    *, probes: Sequence[Mapping[str, Any]], kept: str, folder: str, device: str = "cuda"
+    *,
+    probes: Sequence[Mapping[str, Any]],
+    kept: str,
+    folder: str,
+    ranks_per_node: int,
+    device: str = "cuda",
 ) -> DeviceAnswers:
     """Time all probes of a plan as one rank of a cluster; every rank calls this with the same plan.
 
@@ -237,6 +240,8 @@ def time_probes(
         File of the `perfkit.measure.folders.Campaign` that keeps finished probes; empty for none.
     folder : str
         Folder for traces, made if missing.
+    ranks_per_node : int
+        Ranks on each node [-].
     device : str, optional
         Torch device.
 
@@ -245,28 +250,5 @@ def time_probes(
     answers : DeviceAnswers
         In the order of the probes. Only rank 0 takes part in all probes and has all answers.
     """
-    rank, ranks = find_ranks()
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    campaign = Campaign(Path(kept) if kept and not rank else None, progress=not rank)
-    groups: dict[tuple[int, ...], Any] = {}
-    if ranks > 1:  # no rank repeats what rank 0 has kept
-        agreed: list[Any] = [campaign.done]
-        dist.broadcast_object_list(agreed, 0, device=torch.device("cpu"))
-        campaign.done.update(agreed[0])
-
-    def answer(probe: Probe) -> dict[str, Any] | None:
-        """The answer of this rank as plain JSON; None if it takes no part."""
-        members = _list_members(probe, local)
-        if 1 < len(members) < ranks and members not in groups:
-            groups[members] = dist.new_group(list(members))
-        torch.cuda.empty_cache()
-        if rank not in members:
-            return None
-        return write_record(_answer(probe, groups.get(members), device, Path(folder)))
-
-    jobs = {f"{i}": partial(answer, read_probe(row)) for i, row in enumerate(probes)}
-    rows = campaign.run("probes", jobs).values()
-    return DeviceAnswers(
-        answers=[None if row is None else read_answer(row) for row in rows],
-        facts=_state_facts(device),
-    )
+    gpu = CudaDevice(device, Path(folder))
+    return run_probes(gpu, probes, kept=kept, ranks_per_node=ranks_per_node)

@@ -1,6 +1,7 @@
 """The cache folder: finished measurements of campaigns are kept there, each file for one process at
 a time."""
 
+import errno
 import hashlib
 import json
 import os
@@ -23,6 +24,8 @@ _KEEP = 7 * 86400.0
 LARGEST_KEPT = 2**27
 #: A campaign that nobody continues is removed after this time [s].
 _UNUSED = 30 * 86400.0
+#: What file systems say that have no locks, such as Lustre mounted without them.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 #: Files that this process has locked, with the descriptor of the lock. A program that left a
 #: campaign by an error can open it again.
 _HELD: dict[Path, int] = {}
@@ -145,6 +148,66 @@ def find_cache() -> Path:
     return folder
 
 
+def open_campaign_beside(target: Path, *options: object, progress: bool) -> Campaign:
+    """Open a campaign whose file is beside a result. It continues an unfinished one of the same
+    versions and options, also from other nodes of a cluster that see the same folder.
+
+    Parameters
+    ----------
+    target : Path
+        The file of the result.
+    *options : object
+        Options that identify the campaign, as JSON or text.
+    progress : bool
+        Whether to show a progress bar for each stage.
+
+    Returns
+    -------
+    campaign : Campaign
+        Its file ends in ``.unfinished.jsonl``. What belongs to other options or versions is measured
+        again, with a warning.
+
+    Raises
+    ------
+    ValueError
+        If another process measures for the same file, or if the file cannot be written.
+    """
+    key = _make_key(list_versions(), options)
+    file = target.with_suffix(".unfinished.jsonl")
+    is_free = True
+    try:
+        is_free = _lock(file)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:  # without locks a second process is not noticed
+            raise ValueError(
+                f"out is {target}; finished measurements cannot be kept in {file} "
+                f"({error.strerror or error}); name a file in a folder that can be written to"
+            ) from error
+    if not is_free:
+        raise ValueError(
+            f"out is {target}, for which another process measures now ({file} is in use); end it, or "
+            "name another file"
+        )
+    campaign = Campaign(file, progress=progress)
+    _, known = campaign.done.get("options", (0.0, None))
+    if campaign.done and known != key:
+        warnings.warn(
+            f"{file} has measurements for other options or versions; they are measured again",
+            stacklevel=3,
+        )
+        campaign.done.clear()
+        file.write_text("")
+    if known != key:
+        campaign._keep("options", key)
+    return campaign
+
+
+def _make_key(*facts: object) -> str:
+    """A short name for what identifies a campaign."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def open_campaign(*options: object, progress: bool) -> Campaign:
     """Open a campaign. It continues an unfinished one of the same machine, versions and options.
 
@@ -162,10 +225,7 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
         process uses it, the campaign gets its own file. Without a writable cache nothing is kept.
         Both cases warn.
     """
-    facts = json.dumps(
-        [system.node(), describe_machine(), list_versions(), options], sort_keys=True, default=str
-    )
-    key = hashlib.sha256(facts.encode()).hexdigest()[:16]
+    key = _make_key(system.node(), describe_machine(), list_versions(), options)
     holders: list[str] = []
     try:
         folder = find_cache()
@@ -212,5 +272,8 @@ def _lock(file: Path) -> bool:
         except BlockingIOError:
             os.close(lock)
             return False
+        except OSError:
+            os.close(lock)
+            raise
         _HELD[file] = lock
     return True

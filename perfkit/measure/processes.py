@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from perfkit.measure.machine import count_cores, gather_facts, list_cores
 from perfkit.measure.records import write_result
@@ -219,17 +218,39 @@ def _explain_failure(rank: int, code: int, folder: Path) -> MeasurementError:
     return error
 
 
-def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
-    """Run one task as one rank, on one thread that is pinned to a core for CPU work.
+def run_rank(
+    job: dict[str, Any],
+    *,
+    rank: int,
+    ranks: int,
+    local: int,
+    meeting: str | None = None,
+    store: Any = None,
+) -> Any:
+    """Run one job in this process as one rank, on one thread that is pinned to a core for CPU work.
 
-    Returns the result of this rank as plain JSON; the results of all ranks if a launcher has
-    started them.
+    Parameters
+    ----------
+    job : dict
+        As for `run_processes`.
+    rank, ranks : int
+        This rank, and how many there are [-].
+    local : int
+        Number of its GPU, or of its core among those that it may use [-].
+    meeting : str, optional
+        Where the ranks meet, as PyTorch writes it.
+    store : torch.distributed.Store, optional
+        Where they meet otherwise.
+
+    Returns
+    -------
+    result : Any
+        What the task returns on this rank, as plain JSON.
     """
     import torch
     import torch.distributed as dist
 
     device = job.get("device", "cpu")
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text("-15")
     if device == "cuda":
@@ -241,100 +262,22 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
     if ranks > 1:
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(
-            backend, meeting, timeout=timedelta(minutes=10), rank=rank, world_size=ranks
+            backend,
+            init_method=meeting,
+            store=store,
+            timeout=timedelta(minutes=10),
+            rank=rank,
+            world_size=ranks,
         )
     arguments = dict(job)
     name = arguments.pop("task")
     if name in _TASKS:
         name = f"perfkit.measure.{_TASKS[name]}:time_{name}"
     task: Any = resolve_name(name)
-    results = [write_result(task(**arguments))]
+    result = write_result(task(**arguments))
     if ranks > 1:
-        if meeting == "env://":
-            results_of_ranks: list[Any] = [None] * ranks
-            dist.all_gather_object(results_of_ranks, results[0])
-            results = results_of_ranks
         dist.destroy_process_group()
-    return results
-
-
-class LaunchedRanks(NamedTuple):
-    """Where a launcher has started this process: its rank, all ranks, and the ranks of a node."""
-
-    rank: int
-    ranks: int
-    ranks_per_node: int
-
-
-def launched_ranks() -> LaunchedRanks | None:
-    """Rank, ranks and ranks per node if a launcher has started this process: torchrun, or srun of
-    Slurm.
-
-    The variables of srun [1]_ are copied to those of torchrun. The port of the first node depends
-    on the job, so that two jobs do not share it, unless ``MASTER_PORT`` is set.
-
-    Returns
-    -------
-    launched : LaunchedRanks or None
-        None without a launcher [-].
-
-    References
-    ----------
-    .. [1] Slurm 24.05, srun(1), "Output environment variables" (SLURM_STEP_NUM_TASKS and others)
-    """
-    environment = os.environ
-    by_torchrun = "TORCHELASTIC_RUN_ID" in environment
-    by_srun = int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
-    if not by_torchrun:
-        if not by_srun:
-            return None
-        _copy_variables_of_srun()
-    return LaunchedRanks(
-        rank=int(environment["RANK"]),
-        ranks=int(environment["WORLD_SIZE"]),
-        ranks_per_node=int(environment["LOCAL_WORLD_SIZE"]),
-    )
-
-
-def _copy_variables_of_srun() -> None:
-    """Set the variables of torchrun from those of srun."""
-    environment = os.environ
-    job = environment["SLURM_JOB_ID"]
-    tasks, nodes = environment["SLURM_STEP_NUM_TASKS"], environment["SLURM_STEP_NUM_NODES"]
-    first_host = re.sub(
-        r"^([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,\[]*).*",
-        r"\1\2\3",
-        environment["SLURM_STEP_NODELIST"],
-    )
-    environment["RANK"] = environment["SLURM_PROCID"]
-    environment["LOCAL_RANK"] = environment["SLURM_LOCALID"]
-    environment["WORLD_SIZE"] = tasks
-    environment["LOCAL_WORLD_SIZE"] = str(int(tasks) // int(nodes))
-    environment["TORCHELASTIC_RUN_ID"] = job
-    environment.setdefault("MASTER_ADDR", first_host)
-    environment.setdefault("MASTER_PORT", str(20_000 + int(job) % 10_000))
-
-
-def join_ranks(job: dict[str, Any]) -> list[Any]:
-    """Run one job in this process, as one of the ranks that a launcher such as torchrun has
-    started.
-
-    Parameters
-    ----------
-    job : dict
-        As for `run_processes`.
-
-    Returns
-    -------
-    results : list
-        One per rank; every rank returns all of them.
-    """
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    try:
-        return _run(job, "env://", int(os.environ["LOCAL_RANK"]))
-    finally:
-        if cores is not None:
-            os.sched_setaffinity(0, cores)
+    return result
 
 
 def work_in(folder: str) -> NoReturn:
@@ -350,7 +293,13 @@ def work_in(folder: str) -> NoReturn:
     code = 1
     try:
         job = json.loads((Path(folder) / "job.json").read_text())
-        (result,) = _run(job, f"file://{folder}/store", int(rank))
+        result = run_rank(
+            job,
+            rank=int(rank),
+            ranks=int(os.environ["WORLD_SIZE"]),
+            local=int(rank),
+            meeting=f"file://{folder}/store",
+        )
         (Path(folder) / f"result.{rank}").write_text(json.dumps(result))
         code = 0
     except BaseException:

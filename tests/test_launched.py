@@ -1,0 +1,497 @@
+"""Ranks that torchrun, srun or mpirun has started: what they read, where they sit, how they meet, and
+how all of them end."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perfkit as pk
+from perfkit.measure.folders import open_campaign_beside
+from perfkit.measure.launchers import (
+    LaunchedRanks,
+    Seat,
+    check_seats,
+    launched_ranks,
+    list_hosts,
+    list_tasks,
+)
+from perfkit.measure.processes import MeasurementError
+from tests.fake_srun import list_variables
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# -- what a launcher says
+# ----------------------------------------------------------------------------------------------------
+
+SLURM = {
+    "SLURM_JOB_ID": "4711234",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_STEP_NODELIST": "g[03-05,9]",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x4)",
+    "SLURMD_NODENAME": "g04",
+}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "a",
+    "MASTER_PORT": "29500",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "16",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "MASTER_ADDR": "a",
+}
+HYDRA = {
+    "PMI_RANK": "5",
+    "PMI_SIZE": "16",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "4",
+    "MASTER_ADDR": "a",
+}
+
+
+def read(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> LaunchedRanks | None:
+    monkeypatch.setattr("os.environ", dict(environment))
+    return launched_ranks()
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher"),
+    [
+        (SLURM, "srun"),
+        (OPEN_MPI, "mpirun"),
+        (HYDRA, "mpiexec"),
+        (SLURM | OPEN_MPI | {"SLURM_PROCID": "2"}, "mpirun"),  # its daemons are tasks of srun
+        (SLURM | HYDRA | {"SLURM_PROCID": "2"}, "mpiexec"),
+        (SLURM | {"PMI_RANK": "5", "PMI_SIZE": "16"}, "srun"),  # srun --mpi=pmi2
+        (TORCHRUN | {"RANK": "5", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "4"}, "torchrun"),
+        (
+            {
+                "RANK": "5",
+                "LOCAL_RANK": "1",
+                "WORLD_SIZE": "16",
+                "LOCAL_SIZE": "4",
+                "MASTER_ADDR": "a",
+            },
+            "RANK and WORLD_SIZE",
+        ),
+    ],
+)
+def test_each_launcher_says_rank_ranks_and_ranks_of_a_node(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], launcher: str
+) -> None:
+    launched = read(monkeypatch, environment)
+    assert launched is not None and launched.launcher == launcher
+    assert (launched.rank, launched.ranks) == (5, 16)
+    assert (launched.local_rank, launched.ranks_per_node, launched.nodes) == (1, 4, 4)
+
+
+def test_tasks_of_slurm_meet_on_the_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = read(monkeypatch, SLURM)
+    assert launched is not None
+    assert (launched.address, launched.port, launched.name) == ("g03", 21234, "rank 5 on g04")
+    second_step = read(monkeypatch, SLURM | {"SLURM_STEP_ID": "1"})
+    assert second_step is not None and second_step.port != launched.port
+    chosen = read(monkeypatch, SLURM | {"MASTER_ADDR": "ib0", "MASTER_PORT": "7"})
+    assert chosen is not None and (chosen.address, chosen.port) == ("ib0", 7)
+    fewer = {name: value for name, value in SLURM.items() if "STEP_NODELIST" not in name}
+    of_job = read(monkeypatch, fewer | {"SLURM_JOB_NODELIST": "h[7-9]"})
+    assert of_job is not None and of_job.address == "h7"
+
+
+def test_a_single_task_is_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as an interactive shell, and a script of sbatch outside of srun."""
+    assert read(monkeypatch, {}) is None
+    assert read(monkeypatch, SLURM | {"SLURM_STEP_NUM_TASKS": "1"}) is None
+    assert read(monkeypatch, {"SLURM_NTASKS": "16", "SLURM_PROCID": "0"}) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "hosts"),
+    [
+        ("node[01-04,07]", ["node01", "node02", "node03", "node04", "node07"]),
+        ("a-1,b", ["a-1", "b"]),
+        ("n[9-11]-ib,x[1]", ["n9-ib", "n10-ib", "n11-ib", "x1"]),
+        ("r[1-2]n[08-09]", ["r1n08", "r1n09", "r2n08", "r2n09"]),
+    ],
+)
+def test_lists_of_nodes_are_read(written: str, hosts: list[str]) -> None:
+    assert list_hosts(written) == hosts
+
+
+@pytest.mark.parametrize("written", ["n[1-", "n[1-x]", "n[]", "", "n1]"])
+def test_lists_of_nodes_that_are_none_are_refused(written: str) -> None:
+    with pytest.raises(ValueError, match=r"SLURM_STEP_NODELIST is .*set MASTER_ADDR"):
+        list_hosts(written)
+
+
+def test_lists_of_tasks_are_read() -> None:
+    assert list_tasks("8(x2),4,2(x1)") == [8, 8, 4, 2]
+    with pytest.raises(ValueError, match=r"SLURM_STEP_TASKS_PER_NODE is '8\(x2'; Slurm writes"):
+        list_tasks("8(x2")
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        (
+            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x3),2"},
+            r"SLURM_STEP_TASKS_PER_NODE is '4\(x3\),2'; .* start srun --ntasks-per-node=2 perfkit",
+        ),
+        (SLURM | {"SLURM_PROCID": "five"}, "SLURM_PROCID is 'five'; it has to be a whole number"),
+        (SLURM | {"SLURM_PROCID": "16"}, "srun says that this is rank 16 of 16 ranks"),
+        (SLURM | {"MASTER_PORT": ""}, "MASTER_PORT is missing, which srun sets"),
+        (SLURM | {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID is missing"),
+        (TORCHRUN | {"MASTER_PORT": "no"}, "MASTER_PORT is 'no'"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "3"}, "torchrun says that 3 of 4 ranks are on"),
+        (
+            SLURM | TORCHRUN,
+            r"srun has started torchrun 4 times on a node \(SLURM_STEP_TASKS_PER_NODE\), and each "
+            "starts 2 ranks; start it once: srun --ntasks-per-node=1 torchrun",
+        ),
+        (OPEN_MPI | {"MASTER_ADDR": ""}, "MASTER_ADDR is missing, .*: mpirun -x MASTER_ADDR=HOST"),
+        (HYDRA | {"MASTER_ADDR": ""}, "MASTER_ADDR is missing, .*: mpiexec -genv MASTER_ADDR HOST"),
+        (
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"},
+            "LOCAL_WORLD_SIZE is missing",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_line_to_type(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        read(monkeypatch, environment)
+
+
+def test_torchrun_once_a_node_of_srun_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = SLURM | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    launched = read(monkeypatch, once | TORCHRUN)
+    assert launched is not None and (launched.rank, launched.launcher) == (3, "torchrun")
+
+
+# -- where ranks sit
+# ----------------------------------------------------------------------------------------------------
+
+
+def seat(rank: int, node: int, gpu: int, **about: Any) -> Seat:
+    usual: dict[str, Any] = {"gpus": 2, "device": "H100", "device_id": f"{node}-{gpu}"}
+    return Seat(rank=rank, node=f"{node}", host=f"n{node}", **(usual | about))
+
+
+def launch(ranks: int, per_node: int, rank: int = 0, port: int = 1) -> LaunchedRanks:
+    return LaunchedRanks(
+        launcher="srun",
+        rank=rank,
+        ranks=ranks,
+        local_rank=rank % per_node,
+        ranks_per_node=per_node,
+        node="0",
+        host="localhost",
+        run="a run",
+        address="localhost",
+        port=port,
+    )
+
+
+FOUR = [seat(0, 0, 0), seat(1, 0, 1), seat(2, 1, 0), seat(3, 1, 1)]
+
+
+def test_equal_nodes_with_a_gpu_for_each_rank_are_taken() -> None:
+    check_seats(FOUR, launch(4, 2))
+    check_seats([seat(0, 0, 0, gpus=8), seat(1, 0, 1, gpus=8)], launch(2, 2))  # part of a node
+    check_seats([seat(0, 0, 0, gpus=1), seat(1, 0, 1, gpus=1)], launch(2, 2))  # one for each task
+    on_cpus = [replace(each, gpus=None, device=None, device_id=None) for each in FOUR]
+    check_seats(on_cpus, launch(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("seats", "per_node", "words"),
+    [
+        (FOUR[:3], 2, "unequal ranks: 2 on n0, 1 on n1; .*: srun --ntasks-per-node=2 perfkit"),
+        (
+            [seat(0, 0, 0), seat(1, 1, 0), seat(2, 0, 1), seat(3, 1, 1)],
+            2,
+            "rank 1 is on n1, between ranks 0 and 2 of n0; .*--distribution=block",
+        ),
+        (FOUR, 4, "srun says 4 ranks a node, n0 has 2; start srun --ntasks-per-node=2"),
+        ([*FOUR[:3], seat(3, 1, 1, gpus=0)], 2, "rank 3 on n1 sees no GPU; .*--gpus-per-node"),
+        (
+            [*FOUR[:3], seat(3, 1, 0)],
+            2,
+            "ranks 2 and 3 on n1 have the same GPU, H100, of 2 that each sees",
+        ),
+        ([*FOUR[:3], seat(3, 1, 1, device="A100")], 2, "n0 has H100, rank 3 on n1 A100; one kind"),
+        (
+            [seat(0, 0, 0, gpus=8), seat(1, 1, 0, gpus=8)],
+            1,
+            "one rank is on n0, which has 8 GPUs; .*--ntasks-per-node=8 .*CUDA_VISIBLE_DEVICES=0",
+        ),
+    ],
+)
+def test_other_seats_are_refused_with_their_host(
+    seats: list[Seat], per_node: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_seats(seats, launch(len(seats), per_node))
+
+
+# -- how ranks meet
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number: int = free.getsockname()[1]
+    return number
+
+
+def test_ranks_that_do_not_arrive_are_named(port: int) -> None:
+    pytest.importorskip("torch")
+    from perfkit.measure.lifelines import Leader
+
+    with pytest.raises(
+        MeasurementError,
+        match=f"ranks 1, 2 of 3 did not arrive at localhost, port {port}, within [0-9] s; .*"
+        "srun --ntasks-per-node=3",
+    ):
+        Leader(launch(3, 3, port=port), patience=0.05)
+
+
+def test_a_port_in_use_is_named_with_another_one(port: int) -> None:
+    pytest.importorskip("torch")
+    from perfkit.measure.lifelines import Leader
+
+    with (
+        socket.create_server(("", port)),
+        pytest.raises(MeasurementError, match=f"MASTER_PORT={port + 1}"),
+    ):
+        Leader(launch(2, 2, port=port), patience=0.05)
+
+
+def test_a_rank_at_the_port_of_another_run_says_so(port: int) -> None:
+    pytest.importorskip("torch")
+    from torch.distributed import TCPStore
+
+    from perfkit.measure.lifelines import Follower
+
+    store = TCPStore("localhost", port, 2, True, wait_for_workers=False)
+    with pytest.raises(
+        MeasurementError, match=r"rank 1 on localhost found no rank 0 of a run at .*MASTER_PORT"
+    ):
+        Follower(launch(2, 2, rank=1, port=port), patience=0.2)
+    del store
+
+
+def test_a_rank_without_a_seat_ends_all_and_each_knows_why(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here two ranks of one process: no group is made before all sit."""
+    pytest.importorskip("torch")
+    from perfkit.measure import lifelines
+
+    def sit(launched: LaunchedRanks, device: str) -> Seat:
+        return seat(launched.rank, 0, 0)
+
+    monkeypatch.setattr(lifelines, "take_seat", sit)
+    endings: list[Any] = []
+
+    def follow() -> None:
+        endings.append(lifelines.Follower(launch(2, 2, rank=1, port=port), patience=30).work())
+
+    other = threading.Thread(target=follow, daemon=True)
+    other.start()
+    with (
+        pytest.raises(ValueError, match="ranks 0 and 1 on n0 have the same GPU"),
+        lifelines.lead(launch(2, 2, port=port)) as leader,
+    ):
+        leader.run({"task": "collectives", "device": "cuda"})
+    other.join(timeout=30)
+    assert [ending.code for ending in endings] == [2]
+
+
+def test_what_is_no_rank_is_not_listened_to(port: int) -> None:
+    """A scanner of ports, and a rank of somebody else."""
+    pytest.importorskip("torch")
+    from perfkit.measure import lifelines
+
+    def disturb_and_follow() -> None:
+        follower = lifelines.Follower(launch(2, 2, rank=1, port=port), patience=30)
+        door = follower._connection.getpeername()[1]
+        for text in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"hello": 1, "token": "no"}\n'):
+            with socket.create_connection(("localhost", door)) as stranger:
+                stranger.sendall(text)
+        endings.append(follower.work())
+
+    endings: list[Any] = []
+    other = threading.Thread(target=disturb_and_follow, daemon=True)
+    other.start()
+    with lifelines.lead(launch(2, 2, port=port)) as leader:
+        leader.end(0, "done")
+    other.join(timeout=30)
+    assert [(ending.code, ending.answer) for ending in endings] == [(0, "done")]
+
+
+# -- the whole path, from the command line to the platform
+# ----------------------------------------------------------------------------------------------------
+
+
+def run_fake_srun(folder: Path, port: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Rehearse the calibration of two nodes with two ranks each; ranks are forked, gloo connects
+    them."""
+    command = [sys.executable, str(ROOT / "tests" / "fake_srun.py"), "--nodes", "2"]
+    command += ["--ntasks-per-node", "2", *words, "perfkit", "calibrate", "--device", "cuda"]
+    command += ["--base", "h100-sxm-8", "--rehearse", "--out", str(folder / "mine.toml")]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+        env={**os.environ, "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_a_killed_rank_ends_all_and_a_second_job_continues(port: int, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    died = run_fake_srun(tmp_path, port, "--kill", "2", "--at", "1000")
+    assert died.returncode == 9, died.stderr
+    lines = [line for line in died.stderr.splitlines() if line.startswith("perfkit: ")]
+    assert len(lines) == 2, "rank 0 alone says it, and names its log"
+    assert lines[0].startswith("perfkit: rank 2 on node02 is gone without a word")
+    assert "finished measurements are kept, the same command continues" in lines[0]
+    assert not (tmp_path / "mine.toml").exists()
+    kept = (tmp_path / "mine.unfinished.jsonl").read_text().split("\n")
+    assert len([line for line in kept if line]) > 950
+    (tmp_path / "mine.unfinished.jsonl").write_text(
+        "\n".join(kept[:-1]) + "\n" + kept[-1][:20]  # as a node that fails leaves the last line
+    )
+
+    done = run_fake_srun(tmp_path, port)
+    assert done.returncode == 0, done.stderr
+    assert "partly from" in done.stderr, "what was measured is kept"
+    assert done.stdout.count("Platform(") == 1 and done.stdout.count("written to") == 1
+    assert "a rehearsal: nothing was timed" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "mine.measurements.json",
+        "mine.toml",
+        "perfkit-run.log",
+    ]
+    # ranks are those of the launcher, not the 8 of the base
+    raw = json.loads((tmp_path / "mine.measurements.json").read_text())
+    assert (raw["ranks_per_node"], raw["nodes"]) == (2, 2)
+    check_numbers(pk.load_platform(tmp_path / "mine.toml"), nodes=2)
+
+
+def check_numbers(platform: pk.Platform, *, nodes: int) -> None:
+    """The answers were those that the gallery predicts, within 2 %; so is the platform."""
+    base = pk.load_platform("h100-sxm-8")
+    assert platform.network.ranks_per_node == 2 and platform.network.nodes == nodes
+    assert platform.kernels["gemm"].source.startswith("rehearsal, as h100-sxm-8 predicts")
+    for name in ("compute_efficiency", "memory_efficiency"):
+        assert platform.kernels["gemm"][name] == pytest.approx(base.kernels["gemm"][name], rel=0.05)
+    of_node = platform.collective_time("all_gather", 1e8, ranks=2)
+    assert of_node == pytest.approx(base.collective_time("all_gather", 1e8, ranks=2), rel=0.05)
+    if nodes > 1:
+        wide = base.with_nodes(nodes, ranks_per_node=2)
+        for ranks, algorithm in ((2, "rail"), (4, None)):
+            found = platform.collective_time("all_reduce", 1e8, ranks=ranks, algorithm=algorithm)
+            asked = wide.collective_time("all_reduce", 1e8, ranks=ranks, algorithm=algorithm)
+            assert found == pytest.approx(asked, rel=0.1), (ranks, algorithm)
+
+
+def test_torchrun_goes_the_whole_way_too(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    words += ["2", "-m", "perfkit", "calibrate", "--device", "cuda", "--base", "h100-sxm-8"]
+    done = subprocess.run(
+        [*words, "--rehearse", "--out", str(tmp_path / "mine.toml")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Platform(") == 1
+    check_numbers(pk.load_platform(tmp_path / "mine.toml"), nodes=1)
+
+
+def test_the_stand_in_says_what_srun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = read(monkeypatch, list_variables(3, nodes=2, local=2))
+    assert launched is not None
+    assert (launched.rank, launched.ranks, launched.local_rank) == (3, 4, 1)
+    assert (launched.name, launched.address) == ("rank 3 on node02", "localhost")
+
+
+def test_rehearsals_need_a_base_and_the_way_of_gpus() -> None:
+    for arguments in ({"device": "cuda"}, {"base": "h100-sxm-8"}):
+        with pytest.raises(ValueError, match=r"rehearse is True; .*name base, such as"):
+            pk.calibrate(rehearse=True, **arguments)  # type: ignore[arg-type]
+
+
+# -- what is kept beside the platform
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_continues_with_the_same_options_alone(tmp_path: Path) -> None:
+    target = tmp_path / "mine.toml"
+
+    def measure(*options: object) -> list[str]:
+        campaign = open_campaign_beside(target, *options, progress=False)
+        begun: list[str] = []
+        campaign.run("probes", {"0": lambda: begun.append("0")})
+        return begun
+
+    assert measure("cuda", 4) == ["0"]
+    assert measure("cuda", 4) == [], "continued"
+    with pytest.warns(UserWarning, match="mine.unfinished.jsonl has measurements for other"):
+        assert measure("cuda", 8) == ["0"]
+    open_campaign_beside(target, "cuda", 8, progress=False).close()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_file_systems_without_locks_keep_measurements_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    campaign = open_campaign_beside(tmp_path / "mine.toml", "cuda", progress=False)
+    assert campaign.run("probes", {"0": lambda: 1}) == {"0": 1}
+    assert campaign.file is not None and campaign.file.exists()
+
+
+def test_one_process_at_a_time_measures_for_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(ValueError, match=r"out is .*mine.toml, for which another process measures"):
+        open_campaign_beside(tmp_path / "mine.toml", "cuda", progress=False)
+    with pytest.raises(ValueError, match=r"out is .*; finished measurements cannot be kept in"):
+        open_campaign_beside(tmp_path / "no" / "mine.toml", "cuda", progress=False)
