@@ -365,10 +365,11 @@ def test_a_section_that_is_no_table_and_no_chart_is_refused(part: Any, tmp_path:
 
 
 def list_results() -> list[type[Reported]]:
-    """Every kind of result that has a name in `perfkit`; `capture` is none, and needs torch."""
+    """Every kind of result that has a name in `perfkit`; `capture` and `record` are none, and need
+    torch."""
     results = []
     for name in pk.__all__:
-        kind = None if name == "capture" else getattr(pk, name)
+        kind = None if name in ("capture", "record") else getattr(pk, name)
         if isinstance(kind, type) and issubclass(kind, Reported):
             results.append(kind)
     return results

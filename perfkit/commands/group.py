@@ -34,6 +34,11 @@ COMMANDS = {
         "predict_command",
         "Predict one training iteration.",
     ),
+    "capture": Entry(
+        "perfkit.commands.capturing",
+        "capture_command",
+        "Predict one iteration of a training script, unchanged, without computing it.",
+    ),
     "explore": Entry(
         "perfkit.commands.exploring",
         "explore_command",

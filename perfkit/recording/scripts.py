@@ -40,8 +40,8 @@ MOST_PROBES = 8
 #: What is said of iterations that differ.
 DIFFERENT = (
     "the iterations of the loop differ: {alike} of {count} that were recorded are like the graph; all have {operations} "
-    "times its operations, and {work} times its FLOP; predict the graph of each of recording.iterations, and average by "
-    "count"
+    "times its operations, and {work} times its FLOP; a mean over iterations needs the graph of each kind, which "
+    "recording.iterations has with its count"
 )
 #: What is said of a loop of which iterations depend on computed numbers.
 DECIDED = (
@@ -111,6 +111,7 @@ class Recording(RecordedLoop):
         self._first: Any = None  # the first optimizer that updates
         self._depth = 0  # how often its method `step` has called itself, as that of a derived class
         self._updates = 0
+        self._is_over = False  # whether enough is recorded
         self._trails: list[Trail] = []  # of each kind of iteration
         self._line = ""  # where the loop first reads a computed number
         self._numbers: list[float] | None = None  # what computed numbers count as in probes
@@ -185,6 +186,8 @@ class Recording(RecordedLoop):
             return
         if recorder.lost:
             raise ValueError(recorder.lost)
+        if self._is_over:  # a loop that goes on after all errors
+            raise LoopEnds
         self._updates += 1
         trail = recorder.trail
         if self._tried > 0:
@@ -223,6 +226,7 @@ class Recording(RecordedLoop):
         if self._numbers is None:
             self._numbers = self._list_numbers() if self._line and len(self._trails) == 1 else []
         if self._tried >= len(self._numbers) or self._decides:
+            self._is_over = True
             raise LoopEnds
         number = self._numbers[self._tried]
         self._tried += 1
