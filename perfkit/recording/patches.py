@@ -44,8 +44,10 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor, _meta_registrations, nn
+from torch._dynamo import eval_frame
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.attention.bias import CausalBias
 from torch.nn.parallel import distributed
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.optim import optimizer
@@ -160,6 +162,8 @@ def list_patches(recorder: Any) -> list[Patch]:
     patches = [
         *_patch_fake_tensors(),
         *_patch_modules(),
+        *_patch_attention(),
+        *_patch_compilers(),
         *_patch_storages(recorder),
         *_patch_default_device(recorder),
         *_patch_optimizers(recorder),
@@ -305,6 +309,36 @@ def _convert_lazy(lazy: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     with torch.no_grad():
         converted = fn(torch.empty(0, dtype=lazy.dtype))
     return type(lazy)(lazy.requires_grad, dtype=converted.dtype)
+
+
+def _patch_attention() -> list[Patch]:
+    """Biases of attention that are tensors by name only."""
+
+    def make_bias(kind: Any, *_: Any) -> Any:
+        return compute(lambda: Tensor._make_subclass(kind, torch.empty(0)))
+
+    return [
+        Patch(
+            CausalBias,
+            "__new__",
+            make_bias,
+            reason="a fake tensor cannot be of this class: causal biases raise an error",
+            added=True,
+        )
+    ]
+
+
+def _patch_compilers() -> list[Patch]:
+    """Checks that a compiler has compiled."""
+
+    def count_as_compiled(_: int) -> int:
+        return 1
+
+    name = "set_fullgraph_compiled_frame_count"
+    if not hasattr(eval_frame, name):  # PyTorch 2.9 does not check
+        return []
+    reason = "torch.compile with fullgraph=True raises an error, as nothing is compiled in a capture"
+    return [Patch(eval_frame, name, count_as_compiled, reason)]
 
 
 def _patch_storages(recorder: Any) -> list[Patch]:

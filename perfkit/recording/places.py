@@ -87,10 +87,8 @@ def names_gpu(device: Any) -> bool:
 
 def find_storing_device(device: Any) -> Any:
     """The device that stores a fake tensor: the CPU, as autograd knows only devices of this build
-    of PyTorch."""
-    if is_number(device):
-        return "cpu"
-    if isinstance(device, str | torch.device) and torch.device(device).type != "meta":
+    of PyTorch. That of the meta device is stored there, too: no tensor of a capture takes memory."""
+    if is_number(device) or isinstance(device, str | torch.device):
         return "cpu"
     return device
 

@@ -1,7 +1,9 @@
 """What a capture refuses, and the line of the program that is named for it."""
 
 import linecache
+import inspect
 import operator
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -40,8 +42,26 @@ _NO_RULE = (
     "capture computes no values, and an operation in {0} has no rule for fake tensors of this kind, such as sparse ones; "
     "use dense tensors, or add torch.library.register_fake"
 )
-#: What PyTorch says of tensors and operations that fake tensors cannot follow.
-_NO_RULE_SAID = ("Cannot access storage of", "no fake impl registered")
+#: What PyTorch says of tensors that fake tensors cannot follow.
+_NO_RULE_SAID = ("Cannot access storage of",)
+#: What PyTorch says of an operation of the user without a rule, with its name.
+_UNTOLD_SAID = re.compile(r"no fake impl registered for <CustomOpDef\(([^)]*)\)>")
+_NESTED = (
+    "nested tensors, whose rows have lengths of their own, are not captured, in {0}; pad them to one length, or pack "
+    "their rows into one tensor, as variable-length attention takes them"
+)
+#: What PyTorch says where a fake tensor is nested.
+_NESTED_SAID = ("shape_env must not be None", "_nested_")
+#: What is said of derivatives forward.
+FORWARD_MODE = (
+    "derivatives in forward mode, as of torch.func.jvp, jacfwd and forward_ad, leave out products with zeros, which "
+    "a capture cannot tell from others, in {0}; use reverse mode: torch.func.vjp, jacrev or backward"
+)
+#: What is said of a step that takes arguments; {0} is what it is called, {1} are their names.
+ARGUMENTS = (
+    "the step {0} takes the arguments {1}, and a step takes none; make them in make_step and let the step use them, "
+    "as in: return lambda: {0}({1})"
+)
 #: What PyTorch says where it needs a GPU, and what is said of it.
 _WITHOUT_GPU = {
     "FSDP needs a non-CPU accelerator device": (
@@ -97,14 +117,16 @@ GROUP_SIZE = "the step begins a process group of {0} ranks, and ranks is {1}; gi
 
 def find_line(frames: Any = None) -> str:
     """The innermost line outside of PyTorch and perfkit, of these frames or of the callers."""
-    line = "a place that could not be found"
+    line, line_of_text = "", ""
     for frame in frames or traceback.extract_stack():
         is_library = frame.filename.startswith((*LIBRARIES, "<"))
         is_doctest = "<doctest" in frame.filename
         if not is_library or is_doctest:
             code = linecache.getline(frame.filename, frame.lineno or 0).strip()
             line = f'{frame.filename}, line {frame.lineno}: "{code}"'
-    return line
+        elif frame.filename == "<string>":  # code that was given to exec
+            line_of_text = f"{frame.name} in {frame.filename}, line {frame.lineno}"
+    return line or line_of_text or "a place that could not be found"
 
 
 def find_line_of_program() -> str:
@@ -123,10 +145,44 @@ def refuse(text: str, frames: Any = None, cause: Any = None) -> NoReturn:
     raise ValueError(text.format(find_line(frames), operation)) from cause
 
 
+def check_step(step: Any) -> None:
+    """Refuse what is no step, and a step that takes arguments.
+
+    Parameters
+    ----------
+    step : object
+        What `make_step` returned.
+
+    Raises
+    ------
+    ValueError
+        For what cannot be called, and for a callable that needs arguments.
+    """
+    if not callable(step):
+        raise ValueError(
+            f"make_step returned {step!r}; it must return the step, a callable without arguments"
+        )
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # what is not written in Python may tell nothing
+        return
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in optional
+    ]
+    if needed:
+        name = getattr(step, "__name__", type(step).__name__)
+        name = "step" if name == "<lambda>" else name
+        raise ValueError(ARGUMENTS.format(name, ", ".join(needed)))
+
+
 def explain(error: Exception) -> str | None:
     """What to say instead of an error of PyTorch that comes from the capture; None for others."""
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
-        return _UNTOLD
+        is_nested = any(part in str(error.func) for part in _NESTED_SAID)
+        return _NESTED if is_nested else _UNTOLD
     if isinstance(error, VALUE_ERRORS):
         return _NEEDED
     message = str(error)
@@ -135,6 +191,11 @@ def explain(error: Exception) -> str | None:
             return text
     if any(part in message for part in _NO_GPU_SAID):
         return _NO_GPU
+    if isinstance(error, AssertionError) and any(part in message for part in _NESTED_SAID):
+        return _NESTED
+    untold = _UNTOLD_SAID.search(message)
+    if untold is not None:
+        return _UNTOLD.replace("{1}", untold[1])
     if isinstance(error, NotImplementedError | RuntimeError):
         has_no_rule = any(part in message for part in _NO_RULE_SAID)
         return _NO_RULE if has_no_rule else None

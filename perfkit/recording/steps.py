@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.optimizers import find_optimizer
 from perfkit.recording.modules import DTYPES, make_optimizer
+from perfkit.recording.packed import find_lengths, pad_packed_sequence
 from perfkit.recording.patches import Patch, apply_patches, load_batches
 from perfkit.recording.places import (
     find_storing_device,
@@ -47,6 +48,7 @@ from perfkit.recording.refusals import (
     OFFLOADED,
     Unknown,
     UnknownArray,
+    check_step,
     find_caller,
     find_line,
     is_called_by_compiled_code,
@@ -217,12 +219,16 @@ class _Calls(TorchFunctionMode):
             return args[0]
         if func is torch._C._nn.one_hot:
             return self._spread(*args, **kwargs)
-        if func is Tensor.__deepcopy__ and getattr(args[0], "constant", None) is not None:
+        if func is Tensor.__deepcopy__ and type(args[0]) in (Tensor, FakeTensor):
             return recorder.values.copy_deeply(*args)
+        if func in (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor):
+            args, kwargs = self._read_elements(func, args, kwargs)
+        if getattr(func, "__name__", "") == "_pad_packed_sequence":
+            return pad_packed_sequence(*args, **kwargs)
         if func is Tensor.backward:
             recorder.phase, recorder.leading = "backward", True
         if getattr(func, "__name__", "") in FUSED_RECURRENT and len(args) > 1:
-            args = (args[0], _find_lengths(args[1]), *args[2:])
+            args = (args[0], find_lengths(args[1]), *args[2:])
         operations, views = len(recorder.labels), recorder.viewed
         out = func(*args, **kwargs)
         if recorder.accelerator and getattr(func, "__name__", "") in FUSED_RECURRENT:
@@ -296,6 +302,28 @@ class _Calls(TorchFunctionMode):
         elif names and torch.is_autocast_enabled("cuda"):
             self.recorder.values.notes[RECURRENT_FP32.format(name)] = None
 
+    def _read_elements(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Arguments of a call that makes a tensor of a list: PyTorch reads the tensors in it, which
+        are numbers, one by one."""
+        place = 1 if func is Tensor.new_tensor else 0
+        if len(args) <= place or not isinstance(args[place], list | tuple):
+            return args, kwargs
+        tensors = [*walk_tensors(args[place])]
+        if not tensors:
+            return args, kwargs
+        if kwargs.get("dtype") is None:
+            dtype = tensors[0].dtype
+            for tensor in tensors[1:]:
+                dtype = torch.promote_types(dtype, tensor.dtype)
+            kwargs = {**kwargs, "dtype": dtype}
+        return (*args[:place], self._read_tree(args[place]), *args[place + 1 :]), kwargs
+
+    def _read_tree(self, tree: Any) -> Any:
+        """A tree of lists in which each tensor is replaced by what the step reads of it."""
+        if isinstance(tree, list | tuple):
+            return [self._read_tree(each) for each in tree]
+        return self._ask(Tensor.tolist, (tree,), {}) if isinstance(tree, Tensor) else tree
+
     def _spread(self, classes: Tensor, num_classes: int = -1) -> Tensor:
         """Rows with a one at these classes, by the operations of real tensors; fake ones would
         compare."""
@@ -339,13 +367,6 @@ class _Calls(TorchFunctionMode):
             raise DataDependentOutputException(func)
         self.recorder.values.notes[ZEROS] = None
         return _make_zeros(args[0])
-
-
-def _find_lengths(given: Any) -> Any:
-    """Known batch sizes of packed sequences as a real tensor, which recurrent layers read outside
-    of PyTorch's dispatch; anything else as it is."""
-    known = getattr(given, "constant", None) if isinstance(given, FakeTensor) else None
-    return given if known is None or known.is_floating_point() else known
 
 
 def _make_zeros(tensor: Tensor) -> UnknownArray:
@@ -618,10 +639,7 @@ def capture(
     recorder = Recorder(accelerator=device != "cpu")
     with open_capture(recorder, ranks, rank):
         step = make_step()
-        if not callable(step):
-            raise ValueError(
-                f"make_step returned {step!r}; it must return the step, a callable without arguments"
-            )
+        check_step(step)
         first, _ = _run(recorder, step)
         recorder.begin()
         recorded, drawn = _run(recorder, step)

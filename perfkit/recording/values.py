@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfkit.models.distributions import Uniform, unique_rows
-from perfkit.recording.refusals import find_caller
+from perfkit.recording.refusals import FORWARD_MODE, find_caller, refuse
 from perfkit.workloads.vocabulary import walk_tensors
 
 #: Largest tensors whose values are known, of whole numbers and of others [-]. Sizes and branches
@@ -336,6 +336,8 @@ class Values:
                 [place for index in args[1] for place in self._split(index)],
                 *args[2:],
             )
+        if name == "_efficientzerotensor":
+            refuse(FORWARD_MODE)
         kwargs = self._copy_generator(kwargs)
         out = self._look_up(func, schema, args, kwargs, given)
         drawn = torch.Tag.nondeterministic_seeded in func.tags
@@ -479,15 +481,18 @@ class Values:
         tensor.constant = values
         self.fake.fake_tensor_converter.add_constant_storage_mapping(tensor)
 
-    def copy_deeply(self, tensor: FakeTensor, memo: dict[int, Any]) -> Any:
-        """A deep copy of a tensor whose values are known; PyTorch would make the values fake."""
-        constant: Any = tensor.constant
-        tensor.constant = None
+    def copy_deeply(self, tensor: Tensor, memo: dict[int, Any]) -> Any:
+        """A deep copy of a tensor: a real one becomes a fake one, and known values stay known.
+        PyTorch would give the values of a fake tensor to a fake copy of them."""
+        pretended: Any = self.pretend(tensor)
+        constant: Any = pretended.constant
+        pretended.constant = None
         try:
-            made: Any = Tensor.__deepcopy__(tensor, memo)
+            made: Any = Tensor.__deepcopy__(pretended, memo)
         finally:
-            tensor.constant = constant
-        if made.constant is None:
+            pretended.constant = constant
+        memo[id(tensor)] = made
+        if constant is not None and made.constant is None:
             self._attach(made, compute(constant.clone))
         return made
 
@@ -605,6 +610,7 @@ def _is_known(tensor: Tensor) -> bool:
     # all of its storage is copied, so it must not be a piece of a large one
     return (
         is_small(tensor)
+        and not tensor.is_meta
         and not isinstance(tensor, nn.Parameter)
         and tensor.untyped_storage().nbytes() <= 1 << 27
     )
