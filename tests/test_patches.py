@@ -27,6 +27,8 @@ EXPECTED = {
     "torch._meta_registrations._meta_grouped_mm_common": "(mat_a, mat_b, ...)",
     "torch.nn.modules.module.Module._apply": "(self, fn, recurse=)",
     "torch.nn.init._no_grad_trunc_normal_": "(tensor, ...)",
+    "torch.nn.attention.bias.CausalBias.__new__": "...",
+    "torch._dynamo.eval_frame.set_fullgraph_compiled_frame_count": "builtin_function_or_method",
     "torch.nn.parameter.UninitializedParameter.__new__": "(cls, requires_grad=, device=, dtype=)",
     "torch.nn.parameter.UninitializedBuffer.__new__": "(cls, requires_grad=, device=, dtype=, persistent=)",
     "torch.storage.UntypedStorage.resize_": "method_descriptor",

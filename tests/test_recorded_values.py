@@ -103,6 +103,14 @@ def half_filled(x: Inputs) -> Any:
     return x.known.new_empty(4).index_fill_(0, x.numbers[0, :2], 1.0)
 
 
+def half_scattered(x: Inputs) -> Any:
+    return torch.empty(4).scatter_(0, x.numbers[0, :2], x.known[0])
+
+
+def scattered_at_computed(x: Inputs) -> Any:
+    return torch.empty(4).scatter_(0, x.indices, x.known[0])
+
+
 def half_sliced(x: Inputs) -> Any:
     result = x.known.new_empty(4)
     result[:2] = 1
@@ -171,6 +179,8 @@ UNKNOWN: list[Computation] = [
     new_empty_strided,
     empty,
     half_filled,
+    half_scattered,
+    scattered_at_computed,
     half_sliced,
     copied_from_computed,
     filled_then_copied_from_computed,
@@ -209,6 +219,15 @@ def new_empty_then_zeros(x: Inputs) -> Any:
     return x.known.new_empty(3).zero_()
 
 
+def scattered_everywhere(x: Inputs) -> Any:
+    return torch.empty(4).scatter_(0, x.numbers[0], x.known[0])
+
+
+def filled_by_index(x: Inputs) -> Any:
+    result = x.known.new_empty(4).index_fill_(0, x.numbers[0, :2], 1.0)
+    return result.index_copy_(0, x.numbers[0, 2:], x.known[0, 2:])
+
+
 def both_halves_sliced(x: Inputs) -> Any:
     result = x.known.new_empty(4)
     result[:2] = 1
@@ -239,6 +258,8 @@ KNOWN: list[Computation] = [
     empty_then_filled,
     empty_like_then_filled,
     new_empty_then_zeros,
+    scattered_everywhere,
+    filled_by_index,
     both_halves_sliced,
     copied_from_known,
     drawn,

@@ -35,7 +35,9 @@ def find_lengths(batch_sizes: Any) -> Any:
 
 def list_runs(batches: list[int]) -> list[Run]:
     """Time steps with the same number of sequences, in order; `batches` has that of each step."""
-    starts = [place for place, batch in enumerate(batches) if not place or batch != batches[place - 1]]
+    starts = [
+        place for place, batch in enumerate(batches) if not place or batch != batches[place - 1]
+    ]
     return [Run(first, last, batches[first]) for first, last in pairwise([*starts, len(batches)])]
 
 

@@ -314,7 +314,8 @@ def _convert_lazy(lazy: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 def _patch_attention() -> list[Patch]:
     """Biases of attention that are tensors by name only."""
 
-    def make_bias(kind: Any, *_: Any) -> Any:
+    def make_bias(*arguments: Any) -> Any:
+        kind = arguments[0]
         return compute(lambda: Tensor._make_subclass(kind, torch.empty(0)))
 
     return [
@@ -323,7 +324,6 @@ def _patch_attention() -> list[Patch]:
             "__new__",
             make_bias,
             reason="a fake tensor cannot be of this class: causal biases raise an error",
-            added=True,
         )
     ]
 
@@ -337,7 +337,9 @@ def _patch_compilers() -> list[Patch]:
     name = "set_fullgraph_compiled_frame_count"
     if not hasattr(eval_frame, name):  # PyTorch 2.9 does not check
         return []
-    reason = "torch.compile with fullgraph=True raises an error, as nothing is compiled in a capture"
+    reason = (
+        "torch.compile with fullgraph=True raises an error, as nothing is compiled in a capture"
+    )
     return [Patch(eval_frame, name, count_as_compiled, reason)]
 
 

@@ -31,6 +31,8 @@ _STORED: Any = vars(FakeTensor)["device"].fget
 _MIXING = ("copy_", "index", "_index_put_impl_", "index_put", "index_put_")
 #: Beginnings of the names of operations on lists of tensors.
 LISTS = ("_foreach_", "_fused_")
+#: The file of PyTorch that places tensors in ``with torch.device(...)``.
+_DEVICE_CONTEXT = str(Path("torch", "utils", "_device.py"))
 #: Modules of PyTorch, which are given the device of their weights.
 _MODULES = str(Path(nn.__file__ or "").parent / "modules")
 
@@ -85,12 +87,21 @@ def names_gpu(device: Any) -> bool:
     return is_number(device)
 
 
-def find_storing_device(device: Any) -> Any:
+def find_storing_device(device: Any, caller: FrameType) -> Any:
     """The device that stores a fake tensor: the CPU, as autograd knows only devices of this build
-    of PyTorch. That of the meta device is stored there, too: no tensor of a capture takes memory."""
-    if is_number(device) or isinstance(device, str | torch.device):
+    of PyTorch.
+
+    What the program makes on the meta device is stored there, too, as no tensor of a capture takes
+    memory. PyTorch itself uses the meta device to work out results.
+    """
+    if is_number(device):
         return "cpu"
-    return device
+    if not isinstance(device, str | torch.device):
+        return device
+    of_context = caller.f_code.co_filename.endswith(_DEVICE_CONTEXT)
+    if torch.device(device).type == "meta" and is_own_device(caller) and not of_context:
+        return device
+    return "cpu"
 
 
 class Places:

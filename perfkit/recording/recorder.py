@@ -15,6 +15,7 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,6 +23,7 @@ from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.places import LISTS, Places
+from perfkit.recording.refusals import NESTED, refuse
 from perfkit.recording.values import Values, are_sparse, compute, is_whole
 from perfkit.workloads.columns import (
     Accesses,
@@ -311,6 +313,8 @@ class Recorder(TorchDispatchMode):
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         if _is_divided(types):
+            if any(issubclass(each, NestedTensor) for each in types):
+                refuse(NESTED)
             return NotImplemented
         schema = self._schemas.get(func)
         if schema is None:

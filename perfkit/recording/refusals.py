@@ -1,7 +1,7 @@
 """What a capture refuses, and the line of the program that is named for it."""
 
-import linecache
 import inspect
+import linecache
 import operator
 import re
 import sys
@@ -46,7 +46,7 @@ _NO_RULE = (
 _NO_RULE_SAID = ("Cannot access storage of",)
 #: What PyTorch says of an operation of the user without a rule, with its name.
 _UNTOLD_SAID = re.compile(r"no fake impl registered for <CustomOpDef\(([^)]*)\)>")
-_NESTED = (
+NESTED = (
     "nested tensors, whose rows have lengths of their own, are not captured, in {0}; pad them to one length, or pack "
     "their rows into one tensor, as variable-length attention takes them"
 )
@@ -182,7 +182,7 @@ def explain(error: Exception) -> str | None:
     """What to say instead of an error of PyTorch that comes from the capture; None for others."""
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
         is_nested = any(part in str(error.func) for part in _NESTED_SAID)
-        return _NESTED if is_nested else _UNTOLD
+        return NESTED if is_nested else _UNTOLD
     if isinstance(error, VALUE_ERRORS):
         return _NEEDED
     message = str(error)
@@ -192,7 +192,7 @@ def explain(error: Exception) -> str | None:
     if any(part in message for part in _NO_GPU_SAID):
         return _NO_GPU
     if isinstance(error, AssertionError) and any(part in message for part in _NESTED_SAID):
-        return _NESTED
+        return NESTED
     untold = _UNTOLD_SAID.search(message)
     if untold is not None:
         return _UNTOLD.replace("{1}", untold[1])

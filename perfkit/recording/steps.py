@@ -192,8 +192,8 @@ class _Calls(TorchFunctionMode):
         elif place in ("cpu", _HOST):
             places.placing = False
         try:
-            kwargs = {**kwargs, "device": find_storing_device(kwargs["device"])}
-            return self._call(func, args, kwargs)
+            storing = find_storing_device(kwargs["device"], sys._getframe(1))
+            return self._call(func, args, {**kwargs, "device": storing})
         finally:
             places.placing = before
 
@@ -265,8 +265,9 @@ class _Calls(TorchFunctionMode):
         if to_gpu and recorder.on and non_blocking:
             recorder.values.notes[NON_BLOCKING] = None
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": find_storing_device(kwargs["device"])}
-        return self._call(Tensor.to, (tensor, *map(find_storing_device, options)), kwargs)
+            kwargs = {**kwargs, "device": find_storing_device(kwargs["device"], caller)}
+        options = tuple(find_storing_device(option, caller) for option in options)
+        return self._call(Tensor.to, (tensor, *options), kwargs)
 
     def _list_targets(self, func: Any, args: Any, kwargs: Any) -> list[Any]:
         """Devices that a call of `Tensor.to`, `cuda` or `cpu` names."""
@@ -309,12 +310,12 @@ class _Calls(TorchFunctionMode):
         if len(args) <= place or not isinstance(args[place], list | tuple):
             return args, kwargs
         tensors = [*walk_tensors(args[place])]
-        if not tensors:
+        if not tensors or any(tensor.numel() != 1 for tensor in tensors):
             return args, kwargs
         if kwargs.get("dtype") is None:
             dtype = tensors[0].dtype
             for tensor in tensors[1:]:
-                dtype = torch.promote_types(dtype, tensor.dtype)
+                dtype = compute(torch.promote_types, dtype, tensor.dtype)
             kwargs = {**kwargs, "dtype": dtype}
         return (*args[:place], self._read_tree(args[place]), *args[place + 1 :]), kwargs
 
@@ -322,7 +323,7 @@ class _Calls(TorchFunctionMode):
         """A tree of lists in which each tensor is replaced by what the step reads of it."""
         if isinstance(tree, list | tuple):
             return [self._read_tree(each) for each in tree]
-        return self._ask(Tensor.tolist, (tree,), {}) if isinstance(tree, Tensor) else tree
+        return self._ask(Tensor.item, (tree,), {}) if isinstance(tree, Tensor) else tree
 
     def _spread(self, classes: Tensor, num_classes: int = -1) -> Tensor:
         """Rows with a one at these classes, by the operations of real tensors; fake ones would

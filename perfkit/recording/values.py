@@ -76,12 +76,21 @@ _OVERWRITING = frozenset(
         "cauchy_",
     ]
 )
+#: Operations that overwrite some elements of their first argument, and what writes a mark to the
+#: same elements, from the arguments behind the first one.
+_SCATTERING: dict[str, Callable[[Tensor, Sequence[Any]], Any]] = {
+    "scatter_": lambda marks, places: marks.scatter_(places[0], places[1], True),
+    "index_fill_": lambda marks, places: marks.index_fill_(places[0], places[1], True),
+    "index_copy_": lambda marks, places: marks.index_fill_(places[0], places[1], True),
+}
 #: Operations with a rule of their own in `Values`, which computes no values.
 _SIZES_ONLY = frozenset(
     ["_embedding_bag_backward", "_coalesce", "sparse_mask", "_ctc_loss", "_ctc_loss_backward"]
 )
 
 
+#: The device that stores all fake tensors.
+_STORING = torch.device("cpu")
 #: Largest memory that is compared with what it held before [B].
 MOST_SHARED = 1 << 16
 
@@ -130,6 +139,12 @@ class FreshMemory:
         place, written = (like.shape, like.stride(), like.storage_offset()), self._written
         if written is not None:
             compute(lambda: torch.as_strided(written, *place).fill_(True))
+
+    def mark_places(self, like: Tensor, name: str, places: Sequence[Any]) -> None:
+        """Take those elements as written that an operation of `_SCATTERING` writes."""
+        place, written = (like.shape, like.stride(), like.storage_offset()), self._written
+        if written is not None:
+            compute(lambda: _SCATTERING[name](torch.as_strided(written, *place), places))
 
     def is_written(self, like: Tensor) -> bool:
         """Whether all elements that a fake tensor shows are written."""
@@ -200,6 +215,8 @@ class Values:
         self._generators: dict[int, tuple[Any, Any]] = {}  # random generators and their copies
         self._sizes: dict[Any, tuple[Any, Any, Any]] = {}  # shape, strides and data type of results
         self._attributes: dict[torch.device, dict[str, Any]] = {}  # of fake tensors
+        # tensors of the meta device, which are kept alive, and what stands for them, by identity
+        self._of_meta: dict[int, tuple[Tensor, Tensor]] = {}
         # share of entries that are true, or of one value, by storage
         self._shares: dict[int, float] = {}
 
@@ -220,6 +237,8 @@ class Values:
             return tree
         if not isinstance(tree, Tensor):
             return type(tree)(map(self.pretend, tree)) if isinstance(tree, list | tuple) else tree
+        if tree.is_meta:
+            return self._pretend_meta(tree)
         if not _is_known(tree):
             return self.fake.from_tensor(tree)
         storage = tree.untyped_storage()
@@ -232,6 +251,13 @@ class Values:
             compute(self._copies[storage._cdata][1].copy_, storage)
         place = self._copies[storage._cdata][1], tree.storage_offset(), tree.shape, tree.stride()
         return _keep(self.fake, compute(lambda: torch.empty(0, dtype=tree.dtype).set_(*place)))
+
+    def _pretend_meta(self, tensor: Tensor) -> Tensor:
+        """A fake tensor for one of the meta device, which is stored as all others are."""
+        if id(tensor) not in self._of_meta:
+            made = self._make(tensor.shape, tensor.stride(), tensor.dtype, _STORING)
+            self._of_meta[id(tensor)] = tensor, made
+        return self._of_meta[id(tensor)][1]
 
     # -- memory that tensors share with arrays of NumPy
 
@@ -263,6 +289,8 @@ class Values:
             for tensor in given:
                 self._recall(tensor)
         if schema.name in _OVERWRITING and self._overwrite(func, args, kwargs):
+            return args[0]
+        if schema.name in _SCATTERING and self._scatter(func, schema.name, args, kwargs):
             return args[0]
         known = all(map(_is_known, given))
         written: list[Tensor] = []
@@ -484,6 +512,8 @@ class Values:
     def copy_deeply(self, tensor: Tensor, memo: dict[int, Any]) -> Any:
         """A deep copy of a tensor: a real one becomes a fake one, and known values stay known.
         PyTorch would give the values of a fake tensor to a fake copy of them."""
+        if id(tensor) in memo:
+            return memo[id(tensor)]
         pretended: Any = self.pretend(tensor)
         constant: Any = pretended.constant
         pretended.constant = None
@@ -491,6 +521,7 @@ class Values:
             made: Any = Tensor.__deepcopy__(pretended, memo)
         finally:
             pretended.constant = constant
+        memo.pop(id(pretended), None)  # of a real tensor it is gone, and another may get its place
         memo[id(tensor)] = made
         if constant is not None and made.constant is None:
             self._attach(made, compute(constant.clone))
@@ -519,6 +550,25 @@ class Values:
         if memory is not None:
             memory.mark(target)
             self._recall(target)
+        return True
+
+    def _scatter(self, func: Any, name: str, args: Any, kwargs: Any) -> bool:
+        """Write known values to some elements of memory that was allocated without values; False
+        where they are not known, and for other memory."""
+        target, sources = args[0], [*walk_tensors(args[1:]), *walk_tensors(kwargs)]
+        if target.requires_grad or not is_small(target) or not all(map(_is_known, sources)):
+            return False
+        memory = self._find_fresh(target)
+        if target.constant is not None or memory is None or memory.dtype is not target.dtype:
+            return False
+        values = memory.view(target)
+        places = [
+            getattr(self.pretend(each), "constant", None) if isinstance(each, Tensor) else each
+            for each in args[1:]
+        ]
+        compute(func, values, *places, **kwargs)
+        memory.mark_places(target, name, places)
+        self._recall(target)
         return True
 
     def _strip(self, out: Any, given: Sequence[Tensor]) -> None:
