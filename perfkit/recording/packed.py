@@ -58,7 +58,7 @@ def pad_packed_sequence(
     batch_first : bool
         Whether sequences are the first dimension of the result.
     padding_value : float
-        What is written behind the end of a sequence.
+        What is written behind the end of a sequence [-].
     total_length : int
         Time steps of the result; those of the longest sequence if it is not above zero [-].
 

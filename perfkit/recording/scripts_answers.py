@@ -228,7 +228,7 @@ def _patch_files(recorder: Any, ranks: int) -> list[Patch]:
 
     def load_here(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Read a file of weights, whichever GPU they were on."""
-        here = "cpu" if map_location is None else find_storing_device(map_location)
+        here = find_storing_device(map_location or "cpu", sys._getframe(1))
         return load(f, here, *args, **kwargs)
 
     reason = "files of weights on a GPU cannot be read where there is none"
