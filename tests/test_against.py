@@ -94,7 +94,7 @@ def test_words_of_a_measurement(predicted: pk.Prediction) -> None:
     inside = predicted.against(predicted.time).explain()
     assert "inside the 80 % interval" in inside and "alone explains it" not in inside
     outside = predicted.against(2 * predicted.time).explain()
-    assert "2.00 times as long, outside of the 80 % interval" in outside
+    assert "2.00 times as long as predicted, outside of the 80 % interval" in outside
     assert "alone explains it at 0." in outside
     assert "times as far off as the end of that interval" in outside
     assert "times as far off" not in inside

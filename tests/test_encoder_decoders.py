@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import perfkit as pk
-from perfkit.commands.presets import build_workload
 from perfkit.ground.files import group_rows
 from perfkit.workloads.encoder_decoders import ENCODER_DECODERS
+from perfkit.workloads.presets import build_workload
 
 #: A Whisper with one layer in each stack, as a file of the Hub has it but for its architectures.
 WHISPER = {

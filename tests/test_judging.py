@@ -38,9 +38,7 @@ def test_three_times_are_those_of_price_search_and_bound() -> None:
     assert judged.best is judged.found.prediction
     assert judged.gain == pytest.approx(1 - found.prediction.time / price.time)
     assert 0.3 < judged.gain < 0.7, "three tables on a rank instead of one"
-    times = (
-        r"yours [\d.]+ .s \(.*–.*\), best found [\d.]+ .s \(.*–.*\), nothing better than .* exists"
-    )
+    times = r"yours [\d.]+ .s \(.* to .*\), best found [\d.]+ .s \(.* to .*\), nothing better than .* exists"
     assert re.fullmatch(times, judged.headline())
     assert "best move of one shard of yours: t0 from rank 0 to rank" in judged.explain()
     assert judged.table()["yours"].to_list() == ["table_wise"] * 4
@@ -65,7 +63,7 @@ def test_bounds_hold_for_plans_with_narrow_shards() -> None:
     assert judged.bound <= judged.yours.time
     [warning] = judged.warnings
     assert "a shard of 't0' with 32 columns, fewer than 128, and so of 3 other tables" in warning
-    assert warning in judged.explain()
+    assert warning in " ".join(judged.explain().split())
     assert not judge().warnings
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import perfkit as pk
 from benchmarks.plan_limits import Tables, draw_problem, find_narrowest
-from perfkit.ground.units import format_time
+from perfkit.ground.units import format_interval, format_time
 from perfkit.sharding.constraints import read_constraints
 from perfkit.sharding.planner import price_plan, shard
 from perfkit.sharding.result import PlanPrice, ShardingResult
@@ -155,7 +155,9 @@ def test_time_interval_bound_and_next_search_are_said_together() -> None:
     problem: Tables = draw_problem(0)
     result = problem.shard(steps=STEPS)
     low, high = map(format_time, result.prediction.interval())
-    text = f"{format_time(result.prediction.time)} ({low}–{high}); nothing better than "
+    time = format_interval(result.prediction.time, *result.prediction.interval())
+    assert repr(result).startswith(f"ShardingResult({time}, ")
+    text = "; nothing better than "
     text += f"{format_time(result.bound)} exists within these limits; search longer: steps=240"
     assert text in repr(result)
     assert f"80 % interval of the time: {low} to {high}" in result.explain()

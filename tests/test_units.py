@@ -5,9 +5,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +19,7 @@ from perfkit.ground.units import (
     check_choice,
     check_positive,
     format_bytes,
+    format_interval,
     format_rate,
     format_time,
     significant,
@@ -146,8 +149,7 @@ def refused(argument: str) -> Iterator[None]:
     ("argument", "value", "meant"),
     [
         ("parallel", "zero3", "fsdp"),
-        ("dtype", "bfloat16", "bf16"),
-        ("dtype", "torch.float16", "fp16"),
+        ("frozen_format", "nf4_dq", "nf4-dq"),
     ],
 )
 def test_names_of_other_programs_are_understood(argument: str, value: str, meant: str) -> None:
@@ -155,6 +157,22 @@ def test_names_of_other_programs_are_understood(argument: str, value: str, meant
         pk.Transformer.bert("bert-base", batch=8, **{argument: value})
     with pytest.raises(ValueError, match=r"known are fp64$"):
         check_choice("dtype", "bfloat16", ["fp64"])
+
+
+@pytest.mark.parametrize("value", ["bfloat16", "torch.bfloat16", torch.bfloat16, "BF16"])
+def test_number_formats_have_their_names_of_pytorch(value: Any) -> None:
+    assert pk.Transformer.bert("bert-base", batch=8, dtype=value).dtype == "bf16"
+    assert pk.DLRM(dtype=value).dtype == "bf16"
+    assert pk.EmbeddingTable(10, 4, dtype=value).dtype == "bf16"
+    with pytest.raises(ValueError, match=r"dtype is torch.complex64; known are "):
+        pk.DLRM(dtype=torch.complex64)  # type: ignore[arg-type]
+
+
+def test_intervals_are_written_in_the_unit_of_their_time() -> None:
+    assert format_interval(45.1e-3, 32.8e-3, 62.1e-3) == "45.1 ms (32.8 to 62.1)"
+    assert format_interval(999.7e-6, 0.8e-3, 1.2e-3) == "1 ms (0.8 to 1.2)"
+    assert format_interval(1.2, 0.9, 30 * 3600) == "1.2 s (900 ms to 30 h)"
+    assert format_interval(7200, 3600, 14400) == "2 h (1 to 4)"
 
 
 def test_workloads_refuse_arguments_of_other_types_by_their_names() -> None:

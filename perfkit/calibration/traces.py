@@ -15,7 +15,7 @@ from perfkit.calibration.collectives import list_collectives, read_ranks
 from perfkit.calibration.doubts import check_device, count_things, list_doubts
 from perfkit.calibration.rank_times import measure_jitter
 from perfkit.ground.forks import check_threads
-from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
+from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells, write_notes
 from perfkit.ground.units import (
     Array,
     check_choice,
@@ -523,7 +523,7 @@ class Trace(Tabular):
         lines += [
             f"  left out: step {', '.join(map(str, found))}: {why}" for why, found in left.rows()
         ]
-        return "\n".join([*lines, *(f"  note: {text}" for text in self.warnings)])
+        return "\n".join([*lines, *write_notes("note", self.warnings)])
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""

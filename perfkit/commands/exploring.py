@@ -8,7 +8,7 @@ import perfkit as pk
 from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.model_options import build_model, takes_model
-from perfkit.commands.options import NUMBER, WHOLE
+from perfkit.commands.options import OF_BYTES, WHOLE
 from perfkit.commands.outputs import Answer, OutputFiles
 
 
@@ -31,7 +31,7 @@ from perfkit.commands.outputs import Answer, OutputFiles
 )
 @click.option(
     "--memory",
-    type=NUMBER,
+    type=OF_BYTES,
     metavar="BYTES",
     help="memory that a rank may use; layers may be computed again to fit; default: that of its device",
 )

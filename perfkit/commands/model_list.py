@@ -5,8 +5,8 @@ import click
 from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.outputs import list_rows
-from perfkit.commands.presets import build_workload
 from perfkit.workloads import dlrm, transformer
+from perfkit.workloads.presets import build_workload
 
 
 @click.command("models", cls=Command, examples=["perfkit models", "perfkit models --json -"])

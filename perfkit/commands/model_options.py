@@ -9,9 +9,9 @@ import click
 
 import perfkit as pk
 from perfkit.commands.options import NUMBER, WHOLE, keep_given, refuse_given
-from perfkit.commands.presets import build_workload
 from perfkit.workloads import dlrm, transformer
 from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.presets import build_workload
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 

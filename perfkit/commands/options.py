@@ -1,46 +1,90 @@
 """Options that several commands share, and the types of their values."""
 
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from perfkit.ground.units import show
 
+#: Units that sizes and times may be written with, and what they are [B], [s].
+BYTES: Mapping[str, float] = {
+    **{f"{prefix}B": 1e3**power for power, prefix in enumerate(("", "k", "M", "G", "T"))},
+    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate(("K", "M", "G", "T"), 1)},
+}
+SECONDS: Mapping[str, float] = {
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+
 
 class WholeNumber(click.ParamType):
-    """A whole number, written in digits."""
+    """A whole number, such as 64 or 1e3."""
 
     name = "integer"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read the number."""
-        try:
+        with suppress(ValueError):
             return int(value)
-        except ValueError:
-            self.fail(
-                f"{show(value)} is no whole number; write it in digits, such as 64", param, ctx
-            )
+        with suppress(ValueError, OverflowError):
+            if float(value).is_integer():
+                return int(float(value))
+        self.fail(f"{show(value)} is no whole number; write it in digits, such as 64", param, ctx)
 
 
 class Number(click.ParamType):
-    """A number, written without a unit."""
+    """A number, which may have a unit after it.
+
+    Parameters
+    ----------
+    units : mapping of str to float, optional
+        Units that it may have, and what they are; a number without one is in the unit of 1.
+    example : str
+        How it may be written.
+    """
 
     name = "number"
+
+    def __init__(
+        self, units: Mapping[str, float] = MappingProxyType({}), example: str = "0.5"
+    ) -> None:
+        self.units = units
+        self.example = example
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Read the number."""
-        try:
+        with suppress(ValueError):
             return float(value)
-        except ValueError:
-            self.fail(
-                f"{show(value)} is no number; write it without a unit, such as 80e9", param, ctx
-            )
+        written = _NUMBER_WITH_UNIT.fullmatch(str(value))
+        if written is not None and written["unit"] in self.units:
+            return float(written["number"]) * self.units[written["unit"]]
+        allowed = "without a unit"
+        if self.units:
+            allowed = f"with one of the units {', '.join(self.units)}, or without"
+        self.fail(
+            f"{show(value)} is no number {allowed}; write it such as {self.example}", param, ctx
+        )
 
+
+_NUMBER_WITH_UNIT = re.compile(
+    r"\s*(?P<number>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(?P<unit>[A-Za-zµ]+)\s*"
+)
 
 WHOLE = WholeNumber()
 NUMBER = Number()
+OF_BYTES = Number(BYTES, "80GB")
+OF_SECONDS = Number(SECONDS, "10ms")
 
 model = click.option("--model", help="preset, see perfkit models")
 platform = click.option(

@@ -8,7 +8,7 @@ import perfkit as pk
 from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.model_options import describe, takes_model, takes_sharing
-from perfkit.commands.options import NUMBER, WHOLE
+from perfkit.commands.options import OF_SECONDS, WHOLE
 from perfkit.commands.outputs import Answer, OutputFiles
 
 
@@ -30,7 +30,7 @@ from perfkit.commands.outputs import Answer, OutputFiles
 @options.stack
 @click.option(
     "--loading",
-    type=NUMBER,
+    type=OF_SECONDS,
     default=0.0,
     metavar="SECONDS",
     help="time of the data loader per batch of a rank",

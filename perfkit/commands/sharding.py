@@ -10,7 +10,7 @@ import click
 import perfkit as pk
 from perfkit.commands import options
 from perfkit.commands.command import Command
-from perfkit.commands.options import NUMBER, WHOLE, keep_given, refuse_given
+from perfkit.commands.options import NUMBER, OF_BYTES, OF_SECONDS, WHOLE, keep_given, refuse_given
 from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.commands.this_machine import check_measurable
 from perfkit.ground.results import write_cells
@@ -60,7 +60,7 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
 )
 @click.option(
     "--memory",
-    type=NUMBER,
+    type=OF_BYTES,
     metavar="BYTES",
     help="memory of a rank; default: that of its device",
 )
@@ -88,7 +88,7 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
 )
 @click.option(
     "--seconds",
-    type=NUMBER,
+    type=OF_SECONDS,
     help="time of the search, default 1; --measure: time per placement and pass",
 )
 @click.option(

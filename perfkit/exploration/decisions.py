@@ -27,6 +27,7 @@ from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
+from perfkit.workloads.presets import find_workload
 from perfkit.workloads.stack import Stack
 
 #: Largest batch of a rank, and factors on a resource, in steps of 1 %, that `solve_for` tries [-].
@@ -114,6 +115,7 @@ def scaling(
 
     check_type("strong", strong, bool)
     check_type("execution", execution, str | None)
+    workload = find_workload(workload)
     where, batch = load_platform(platform), _find_batch(workload)
     if ranks is None:
         counts = [2**n for n in range(where.network.ranks.bit_length())]

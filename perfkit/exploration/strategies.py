@@ -12,13 +12,13 @@ import numpy as np
 
 from perfkit.exploration.recomputation import list_cheapest_checkpoints
 from perfkit.ground.forks import check_threads
-from perfkit.ground.results import Picture, Sections, Table, Tabular
+from perfkit.ground.results import Picture, Sections, Table, Tabular, write_notes
 from perfkit.ground.units import (
     Array,
     check_positive,
     check_type,
     format_bytes,
-    format_time,
+    format_interval,
     is_listed,
     rank_largest,
     show,
@@ -40,6 +40,7 @@ from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS, WHOLE, PlacementKind
+from perfkit.workloads.presets import find_workload
 from perfkit.workloads.stack import Stack, apply_stack, can_run, find_stack, share_states
 from perfkit.workloads.strategy import CP_KINDS, Strategy
 from perfkit.workloads.strategy_fits import can_share, explain_fit, explain_misfit, list_fits
@@ -245,20 +246,20 @@ class Exploration(Tabular):
             fastest_of_value = self.frame.unique(name, keep="first", maintain_order=True)
             for other in fastest_of_value.to_dicts()[1:]:
                 texts.append(_compare(best, other, name, (*names, "stack"), parts))
-        texts += [f"  left out: {text}" for text in self.left_out]
-        texts += [f"  warning: {text}" for text in self.warnings]
+        texts += write_notes("left out", self.left_out)
+        texts += write_notes("warning", self.warnings)
         return "\n".join(texts)
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         best = self.frame.row(0, named=True)
-        interval = f"{format_time(best['low'])}–{format_time(best['high'])}"
+        time = format_interval(best["time"], best["low"], best["high"])
         needs = format_bytes(best["needs"])
-        best_takes = f"the best takes {format_time(best['time'])} ({interval}) and {needs} a rank"
         chosen = (
             ", ".join(f"{key} {best[key]}" for key in _SHARED) if self.plans else f"{self.best}"
         )
-        text = f"{self.summary}: {len(self.frame)} of {self.tried} strategies fit; {best_takes}: {chosen}"
+        fit = f"the fastest of {len(self.frame)} strategies that fit, of {self.tried}"
+        text = f"{time}, {needs} a rank, {chosen}: {fit}; {self.summary}"
         if not self.left_out:
             return text
         further = len(self.left_out) - 1
@@ -270,7 +271,7 @@ class Exploration(Tabular):
 
 
 def explore(
-    model: Transformer | DLRM,
+    model: Transformer | DLRM | str,
     platform: Named,
     ranks: int | Sequence[int] | None = None,
     *,
@@ -283,8 +284,8 @@ def explore(
 
     Parameters
     ----------
-    model : Transformer or DLRM
-        The model; its batch is over all ranks. A Transformer's own settings for sharing,
+    model : Transformer, DLRM or str
+        The model, or the name of a preset; its batch is over all ranks. A Transformer's own settings for sharing,
         checkpoints and micro-batches are ignored.
     platform : Platform, str or Path
         Where it runs, such as ``h100-sxm-8x128``.
@@ -339,7 +340,7 @@ def explore(
     """
     import polars
 
-    check_type("model", model, Transformer | DLRM)
+    model = _find_model(model)
     kind: Any = Plan if isinstance(model, DLRM) else Strategy
     check_type("strategies", strategies, Sequence[kind] | None)
     if strategies is not None and not len(strategies):
@@ -467,6 +468,13 @@ def _compare(
     share = other["time"] / best["time"] - 1
     grown = max(parts, key=lambda part: other[part] - best[part])
     return f"  {name} {other[name]} instead of {best[name]}{differs}: {share:+.1%}, mostly {grown}"
+
+
+def _find_model(model: Any) -> Transformer | DLRM:
+    """The model of a name, or the one that was given."""
+    found: Transformer | DLRM = find_workload(model)
+    check_type("model", found, Transformer | DLRM)
+    return found
 
 
 def _name_counts(counts: Sequence[int]) -> str:

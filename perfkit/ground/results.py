@@ -2,6 +2,7 @@
 pass."""
 
 import html
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -31,6 +32,9 @@ Table: TypeAlias = "polars.DataFrame"
 Sections: TypeAlias = Iterator[tuple[str, Any]]
 
 
+#: Longest line of a note in an explanation [-].
+LINE = 100
+
 #: Units of columns whose names end so, of rates and of ratios of units.
 _UNITS_OF_ENDINGS = {
     "_flop_per_s": "FLOP/s",
@@ -39,12 +43,45 @@ _UNITS_OF_ENDINGS = {
 }
 
 
+def write_notes(label: str, texts: Sequence[str]) -> list[str]:
+    """Lines of text for notes below an answer, with their further lines indented.
+
+    Parameters
+    ----------
+    label : str
+        What each of them is, such as ``warning``.
+    texts : sequence of str
+        The notes.
+
+    Returns
+    -------
+    lines : list of str
+        At least one of each note, none longer than `LINE` characters where words allow it.
+
+    Examples
+    --------
+    >>> write_notes("warning", ["the host sets the pace"])
+    ['  warning: the host sets the pace']
+    """
+    lines: list[str] = []
+    for text in texts:
+        lines += textwrap.wrap(
+            f"{label}: {text}",
+            LINE,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
+
+
 class Shown:
     """A result that a notebook shows by its explanation, or else its repr."""
 
     def _repr_html_(self) -> str:
         words: str = getattr(self, "explain", self.__repr__)()
-        return f"<pre>{html.escape(words)}</pre>"
+        return f'<pre style="white-space: pre-wrap">{html.escape(words)}</pre>'
 
 
 class Reported(Shown):

@@ -28,10 +28,14 @@ LARGEST = 2.0**63
 LARGEST_FLOAT = sys.float_info.max
 _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+#: Seconds of each unit that `format_time` writes [s].
+_SECONDS_OF = {"h": 3600.0, "min": 60.0, **{symbol: factor for factor, symbol in _TIME}}
 _BRIEF = reprlib.Repr()  # a list of a million entries is not written out before it is shortened
 _BRIEF.maxstring = _BRIEF.maxother = 200
 
 
+#: From more known names than this on, the one that was probably meant stands before them [-].
+_LONG_LIST = 20
 #: Most values of a sequence that is given as an argument [-]; looking at them takes some seconds.
 MOST_VALUES = 10_000_000
 
@@ -70,6 +74,43 @@ def format_time(seconds: float) -> str:
     if 120 <= size < math.inf:
         return f"{seconds / 3600:.3g} h" if size >= 7200 else f"{seconds / 60:.3g} min"
     return _scaled(seconds, _TIME)
+
+
+def format_interval(seconds: float, low: float, high: float) -> str:
+    """Write a time with its interval, all in the unit that suits the time.
+
+    Parameters
+    ----------
+    seconds, low, high : float
+        Time, and the ends of its interval [s].
+
+    Returns
+    -------
+    text : str
+        The time with its unit, and the ends in parentheses; they have units of their own where one of
+        them is less than a hundredth of the unit, or 10,000 of it [-].
+
+    Examples
+    --------
+    >>> format_interval(0.0445, 0.0334, 0.0593), format_interval(1.1e-3, 8.2e-4, 1.5e-3)
+    ('44.5 ms (33.4 to 59.3)', '1.1 ms (0.82 to 1.5)')
+    >>> format_interval(5400, 60, 7000)
+    '90 min (1 to 117)'
+    >>> format_interval(0.2, 0.0001, 3)
+    '200 ms (0.1 to 3000)'
+    """
+    text = format_time(seconds)
+    ends = (float(low), float(high))
+    unit = text.split(" ")[1]
+    factor = _SECONDS_OF[unit]
+    written = []
+    for end in ends:
+        shown = float(f"{end / factor:.3g}")
+        if not (0.01 <= shown < 10_000):
+            low_text, high_text = map(format_time, ends)
+            return f"{text} ({low_text} to {high_text})"
+        written.append(f"{shown:.0f}" if shown >= 1000 else f"{shown:g}")
+    return f"{text} ({written[0]} to {written[1]})"
 
 
 def format_bytes(nbytes: float) -> str:
@@ -486,10 +527,15 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     ended = [choice for choice in known if choice and given.endswith(f".{choice}")]
     synonym = _SYNONYMS.get(given.lower().removeprefix("torch."))
     meant = [synonym] if synonym in known else []
-    hints = [f"; did you mean {close!r}?" for close in meant or begun or ended or near]
+    close = [*meant, *begun, *ended, *near]
     named = [choice or "''" for choice in known]  # where none is a choice, too
     listed = escape(", ".join(named) or "none", 900)
-    raise ValueError(f"{name} is {show(value)}; known are {listed}{''.join(hints[:1])}")
+    if not close:
+        raise ValueError(f"{name} is {show(value)}; known are {listed}")
+    hint = f"did you mean {close[0]!r}?"
+    if len(known) > _LONG_LIST:
+        raise ValueError(f"{name} is {show(value)}; {hint} known are {listed}")
+    raise ValueError(f"{name} is {show(value)}; known are {listed}; {hint}")
 
 
 def check_sizes(name: str, values: Any) -> Array:

@@ -12,6 +12,7 @@ from perfkit.ground.units import (
     check_positive,
     format_bytes,
     format_count,
+    format_interval,
     format_time,
     read_number,
     show,
@@ -147,13 +148,12 @@ class Deviation(Tabular):
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
-        low, high = map(format_time, self.prediction.interval(0.8))
         measured = format_time(self.measured.seconds)
-        predicted = format_time(self.prediction.time)
+        predicted = format_interval(self.prediction.time, *self.prediction.interval(0.8))
         side = "inside" if self.is_inside else "outside of"
         return (
-            f"{measured} measured, {predicted} predicted ({low}–{high}): {self.ratio:.2f} times as long, "
-            f"{side} the 80 % interval"
+            f"{self.ratio:.2f} times as long as predicted, {side} the 80 % interval: "
+            f"{measured} measured, {predicted} predicted"
         )
 
     def explain(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.files import group_rows
-from perfkit.ground.results import Sections, Table, Tabular
+from perfkit.ground.results import Sections, Table, Tabular, write_notes
 from perfkit.ground.units import (
     Array,
     check_choice,
@@ -412,8 +412,8 @@ class Goodput(Tabular):
         shortage = find_shortage(self.prediction)  # which the first line says
         for text in self.warnings:
             if text not in of_iteration and text != shortage:
-                lines.append(f"  assumed: {text}")
-        lines += [f"  warning of the iteration: {text}" for text in of_iteration]
+                lines += write_notes("assumed", [text])
+        lines += write_notes("warning of the iteration", of_iteration)
         return "\n".join(lines)
 
     def sections(self) -> Sections:

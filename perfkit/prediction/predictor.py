@@ -50,6 +50,7 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import STAGE_HOST
 from perfkit.workloads.iterations import RecordedLoop
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.presets import find_workload
 from perfkit.workloads.stack import (
     Stack,
     apply_stack,
@@ -163,9 +164,10 @@ def predict(
 
     Parameters
     ----------
-    workload : Workload, Graph, sequence of Graph, or what `record` has recorded
-        The iteration: a DLRM, Transformer or Net, whose batch is that of all ranks together; one
-        graph for all ranks; or one for each. Of a recorded loop its most frequent iteration.
+    workload : Workload, str, Graph, sequence of Graph, or what `record` has recorded
+        The iteration: a DLRM, Transformer or Net, whose batch is that of all ranks together; the name
+        of a preset, with its own batch and number format; one graph for all ranks; or one for each.
+        Of a recorded loop its most frequent iteration.
     platform : Platform, str or Path
         A platform, a name of the gallery or a file.
     ranks : int, optional
@@ -218,7 +220,7 @@ def predict(
         workload = workload.graph
 
     # 1. What each rank executes, once for ranks that execute the same.
-    work = apply_stack(workload, strategy, execution, stack, ranks)
+    work = apply_stack(find_workload(workload), strategy, execution, stack, ranks)
     software = work.stacks[0]
     if work.strategy is None:
         resolved = resolve_workload(

@@ -51,7 +51,7 @@ class Workload(Protocol):
         """What every rank computes in one iteration."""
 
 
-Work: TypeAlias = Workload | Graph | Sequence[Graph]
+Work: TypeAlias = Workload | str | Graph | Sequence[Graph]
 
 
 class ResolvedWorkload(NamedTuple):
@@ -209,7 +209,7 @@ def resolve_workload(
     source: Any = listed[0] if captured else workload
     if not captured and not (hasattr(source, "graphs") and hasattr(source, "family")):
         allowed = (
-            "a DLRM, a Transformer, a Net or captured graphs, such as Transformer.bert(batch=8)"
+            "a DLRM, a Transformer, the name of a preset such as 'bert-large', or captured graphs"
         )
         text = f"workload is {show(source)}; it must be {allowed}"
         if isinstance(source, TableSet):

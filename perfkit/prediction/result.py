@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from perfkit.fitting import Iteration
-from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
+from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell, write_notes
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import (
     check_choice,
@@ -17,6 +17,7 @@ from perfkit.ground.units import (
     check_type,
     format_bytes,
     format_count,
+    format_interval,
     format_time,
     rank_largest,
     show,
@@ -654,13 +655,12 @@ class Prediction(Tabular):
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
-        low, high = map(format_time, self.interval())
         memory = self.memory()
         times = {"time of an iteration": self.time, "the busiest resource alone": self.lower_bound}
         times |= {self._unhidden: self.serial, "if the host were never late": self.device_time}
         rows = [(name, format_time(seconds)) for name, seconds in times.items()]
         rows += [
-            ("80% interval", f"{low}–{high}"),
+            ("80% interval", " to ".join(map(format_time, self.interval()))),
             ("bottleneck", self.bottleneck),
             ("software", self.software),
             ("memory", repr(memory)),
@@ -687,9 +687,11 @@ class Prediction(Tabular):
         """The prediction in words: what was priced, the bounds of its time, and where the time
         goes."""
         lines = [
-            repr(self),
+            self._answer,
+            f"  {self._describe_rates()}",
+            f"  {self._described}",
             f"  at least {format_time(self.lower_bound)} (busiest resource alone), "
-            f"{format_time(self.serial)} {self._unhidden}; {self.memory()}",
+            f"{format_time(self.serial)} {self._unhidden}",
             f"  stack: {self.software}",
         ]
         for (phase, kind), (count, seconds) in self._largest[:6]:
@@ -704,11 +706,32 @@ class Prediction(Tabular):
             f"  not modelled, timed as memory traffic: {n} {format_time(t)}"
             for n, t in self.unmodelled.items()
         ]
-        return "\n".join(lines + [f"  warning: {text}" for text in self.warnings])
+        return "\n".join([*lines, *write_notes("warning", self.warnings)])
 
-    def headline(self) -> str:
-        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
-        time, low, high = map(format_time, (self.time, *self.interval(0.8)))
+    @property
+    def _answer(self) -> str:
+        """The time with its interval and what sets the pace; and that a rank has too little memory."""
+        time = format_interval(self.time, *self.interval(0.8))
+        shortage = f", {self.memory()}" if self.fits is False else ""
+        return f"{time}, {self.bottleneck}{shortage}"
+
+    def _describe_rates(self) -> str:
+        """What is trained in a second, the share of the peak, and the memory of a rank."""
+        words = []
+        for name, rate in self.throughput.items():
+            if name != "iterations" or len(self.throughput) == 1:
+                words.append(f"{write_cell('', rate, None)} {name}/s")
+        if "tokens" in self.throughput and self.ranks > 1:
+            of_rank = write_cell("", self.throughput["tokens"] / self.ranks, None)
+            rank = "a rank" if self.platform.device.kind == "cpu" else "a GPU"
+            words[-1] += f" ({of_rank} {rank})"
+        if self.mfu:
+            words.append(f"MFU {self.mfu:.1%}")
+        return ", ".join([*words, f"{self.memory()}"])
+
+    @property
+    def _described(self) -> str:
+        """What was priced: the workload, where it runs, number format, optimizer, execution."""
         dtype = self.workload.dtype
         if getattr(self.workload, "mixed", False):
             way = self.stack.mixed
@@ -722,9 +745,11 @@ class Prediction(Tabular):
         attention = list_attention(self._timeline.rank_timelines[0].graph, self.platform)
         if attention:
             words.append(f"{'/'.join(attention)} attention")
-        shortage = f", {self.memory()}" if self.fits is False else ""
-        described = ", ".join(word for word in words if word)
-        return f"{described}: {time} ({low}–{high}), {self.bottleneck}{shortage}"
+        return ", ".join(word for word in words if word)
+
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
+        return f"{self._answer}: {self._described}"
 
     def __repr__(self) -> str:
         return self.headline()

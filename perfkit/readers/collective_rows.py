@@ -47,27 +47,6 @@ _MOST_RANKS = 10**6
 _MOST_BYTES = 2**62
 #: Longest time of one operation [s].
 _MOST_SECONDS = 1e6
-#: perfkit's name of a number format by those of PyTorch, MPI, oneCCL, HCCL and nccl-tests.
-_DTYPES = {
-    "float": "fp32",
-    "float32": "fp32",
-    "mpi_float": "fp32",
-    "half": "fp16",
-    "float16": "fp16",
-    "double": "fp64",
-    "float64": "fp64",
-    "mpi_double": "fp64",
-    "bfloat16": "bf16",
-    "bfp16": "bf16",
-    "char": "int8",
-    "mpi_char": "int8",
-    "mpi_int": "int32",
-    "int": "int32",
-    "f8e4m3": "fp8",
-    "f8e5m2": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-}
 #: perfkit's name of an operation by that of other programs, without marks between words and in small
 #: letters.
 _OPERATIONS = {name.replace("_", ""): name for name in OPERATIONS} | {
@@ -180,18 +159,6 @@ def number_lines(text: str) -> list[tuple[int, str]]:
             lines.append((number, line[:_LONGEST]))
         is_continued = bool(lines) and line.rstrip().endswith("\\") and line.strip() != "\\"
     return lines
-
-
-def spell_dtype(name: str) -> str:
-    """Spell a number format in perfkit's words.
-
-    Examples
-    --------
-    >>> spell_dtype("float32"), spell_dtype("BFP16"), spell_dtype("int8")
-    ('fp32', 'bf16', 'int8')
-    """
-    small = name.strip().lower()
-    return _DTYPES.get(small, small)
 
 
 def spell_operation(name: str) -> str | None:

@@ -10,6 +10,7 @@ the file.
 import re
 from typing import NamedTuple
 
+from perfkit.ground.number_formats import spell_dtype
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
     NO_LAUNCH,
@@ -22,7 +23,6 @@ from perfkit.readers.collective_rows import (
     read_launch,
     read_seconds,
     read_size,
-    spell_dtype,
     spell_operation,
     spell_redop,
 )

@@ -18,6 +18,7 @@ import polars as pl
 
 from perfkit.ground.files import LARGEST_TEXT, check_paths, reading
 from perfkit.ground.forks import check_threads
+from perfkit.ground.number_formats import spell_dtype
 from perfkit.ground.progress import follow
 from perfkit.ground.units import check_type, escape, show
 from perfkit.models.collectives import COLLECTIVES, OPERATIONS, bus_factor
@@ -28,7 +29,6 @@ from perfkit.readers.collective_rows import (
     Program,
     make_frame,
     number_lines,
-    spell_dtype,
 )
 from perfkit.readers.dialects import BenchmarkDialect, find_dialect, holds_dialect, name_foreign
 from perfkit.readers.log_facts import LogFacts, Setting

@@ -11,6 +11,7 @@ import csv
 import re
 from typing import NamedTuple
 
+from perfkit.ground.number_formats import spell_dtype
 from perfkit.readers.collective_rows import (
     NO_LAUNCH,
     CollectiveRow,
@@ -22,7 +23,6 @@ from perfkit.readers.collective_rows import (
     read_launch,
     read_seconds,
     read_size,
-    spell_dtype,
     spell_operation,
     spell_redop,
 )

@@ -9,6 +9,7 @@ No table names the ranks: they are read from the command above it.
 
 import re
 
+from perfkit.ground.number_formats import spell_dtype
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
     NO_LAUNCH,
@@ -21,7 +22,6 @@ from perfkit.readers.collective_rows import (
     read_launch,
     read_seconds,
     read_size,
-    spell_dtype,
     spell_operation,
     spell_redop,
 )

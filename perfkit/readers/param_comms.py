@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from perfkit.ground.number_formats import spell_dtype
 from perfkit.readers.collective_rows import (
     NAME_RANKS,
     NO_LAUNCH,
@@ -23,7 +24,6 @@ from perfkit.readers.collective_rows import (
     read_launch,
     read_seconds,
     read_size,
-    spell_dtype,
     spell_operation,
     spell_redop,
 )

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from perfkit.ground.number_formats import spell_dtype
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.readers.collective_rows import (
     UNKNOWN_DTYPE,
@@ -25,7 +26,6 @@ from perfkit.readers.collective_rows import (
     number_lines,
     read_seconds,
     read_size,
-    spell_dtype,
     spell_operation,
     spell_redop,
 )

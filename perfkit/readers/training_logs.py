@@ -23,7 +23,7 @@ import polars as pl
 from perfkit.ground.callers import find_stacklevel
 from perfkit.ground.files import check_path, check_paths
 from perfkit.ground.forks import check_threads
-from perfkit.ground.results import Sections, Table, Tabular
+from perfkit.ground.results import Sections, Table, Tabular, write_notes
 from perfkit.ground.units import (
     check_choice,
     check_positive,
@@ -318,7 +318,7 @@ class TrainingLog(Tabular):
             if names:
                 words = ", ".join(f"{name} {run_fields[name]}" for name in names)
                 texts.append(f"  {said}: {words}")
-        texts += [f"  note: {note}" for note in self.notes]
+        texts += write_notes("note", self.notes)
         return "\n".join(texts)
 
     def __repr__(self) -> str:

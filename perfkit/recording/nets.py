@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from perfkit.ground.number_formats import read_dtype
 from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive
 from perfkit.models.optimizers import find_optimizer
@@ -81,7 +82,7 @@ class Net:
         for key in ("batch", "size", "width", "depth", "classes"):
             set_fields(self, **{key: int(check_positive(key, getattr(self, key), integer=True))})
         find_optimizer(self.optimizer, dense=True)
-        check_choice("dtype", self.dtype, ITEMSIZE)
+        set_fields(self, dtype=read_dtype("dtype", self.dtype, ITEMSIZE))
         if self.width % 8:
             raise ValueError(
                 f"width is {self.width}; it must be a multiple of 8; take {-(-self.width // 8) * 8}"

@@ -7,8 +7,8 @@ from typing import Any
 
 import polars
 
-from perfkit.ground.results import Sections, Table, Tabular
-from perfkit.ground.units import format_count, format_ranks, format_time
+from perfkit.ground.results import Sections, Table, Tabular, write_notes
+from perfkit.ground.units import format_count, format_interval, format_ranks, format_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers.plans import PlacedTables, find_plan
@@ -98,7 +98,7 @@ class PlanJudgement(Tabular):
         move = self.yours.next_move()
         if move is not None:
             lines.append(f"  best move of one shard of yours: {move}")
-        lines += [f"  warning: {text}" for text in (*self.warnings, *self.found.warnings)]
+        lines += write_notes("warning", (*self.warnings, *self.found.warnings))
         return "\n".join(lines)
 
     def headline(self) -> str:
@@ -123,8 +123,7 @@ class PlanJudgement(Tabular):
 
 def _write_time(price: PlanPrice) -> str:
     """A time and its 80 % interval."""
-    low, high = map(format_time, price.interval())
-    return f"{format_time(price.time)} ({low}–{high})"
+    return format_interval(price.time, *price.interval())
 
 
 def judge_plan(

@@ -9,13 +9,14 @@ import numpy as np
 import polars
 
 from perfkit.ground.forks import check_threads
-from perfkit.ground.results import Picture, Sections, Table, Tabular
+from perfkit.ground.results import Picture, Sections, Table, Tabular, write_notes
 from perfkit.ground.units import (
     Array,
     check_choice,
     check_type,
     format_bytes,
     format_count,
+    format_interval,
     format_ranks,
     format_time,
 )
@@ -315,7 +316,6 @@ class PlanPrice(Tabular):
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
-        low, high = map(format_time, self.interval())
         memory = format_bytes(float(self.memory.max()))
         if self.capacity > 0:
             memory += f" of {format_bytes(self.capacity)}"
@@ -325,7 +325,7 @@ class PlanPrice(Tabular):
             of_rank = format_bytes(self._problem.memory)
             memory += f", does not fit: everything else alone takes {format_bytes(self.reserved)}"
             memory += f" of the {of_rank} of a rank"
-        time = f"{format_time(self.time)} ({low}–{high})"
+        time = format_interval(self.time, *self.interval())
         return "; ".join([f"{time}, memory {memory}", self.bottleneck, *self.warnings])
 
     def __repr__(self) -> str:
@@ -919,7 +919,7 @@ class ShardingResult(Tabular):
         lines += self._explain_baselines()
         if self.interrupted:
             lines.append("  interrupted: the best plan so far")
-        lines += [f"  warning: {text}" for text in self.warnings]
+        lines += write_notes("warning", self.warnings)
         return "\n".join(lines)
 
     def _explain_inputs(self) -> str:
@@ -976,10 +976,9 @@ class ShardingResult(Tabular):
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         where = f"{self.plan.ranks} ranks of {self.prediction._problem.costs.platform.name}"
-        low, high = map(format_time, self.prediction.interval())
-        line = f"{len(self.plan.owners)} tables on {where}: {format_time(self.prediction.time)}"
-        line = f"{line} ({low}–{high}); nothing better than {format_time(self.bound)} exists"
-        line = f"{line} {self._limits}"
+        time = format_interval(self.prediction.time, *self.prediction.interval())
+        line = f"{time}, {len(self.plan.owners)} tables on {where}"
+        line = f"{line}; nothing better than {format_time(self.bound)} exists {self._limits}"
         if self.longer_search is not None:
             line = f"{line}; search longer: {self.longer_search}"
         elif self.gap >= _WIDE_GAP:

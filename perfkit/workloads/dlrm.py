@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.files import group_rows
+from perfkit.ground.number_formats import read_dtype
 from perfkit.ground.records import set_fields
 from perfkit.ground.units import (
     check_choice,
@@ -142,7 +143,7 @@ def _check_optimizer(optimizer: str, embedding: str, *, sparse: bool, fused: boo
 def _read_formats(table_dtype: Any) -> Any:
     """Format of the numbers of all tables, or of each; TF32 is a format of products alone."""
     if not is_listed(table_dtype):
-        known = check_choice("table_dtype", table_dtype, (*NUMBER_FORMATS, "tf32"))
+        known = read_dtype("table_dtype", table_dtype, (*NUMBER_FORMATS, "tf32"))
         return "fp32" if known == "tf32" else known
     return [_read_formats(one) for one in table_dtype]
 
@@ -374,8 +375,9 @@ class DLRM:
             "interaction", choose("interaction", interaction), _CHOICES["interaction"]
         )
         embedding = check_choice("embedding", choose("embedding", embedding), _CHOICES["embedding"])
+        dtype = read_dtype("dtype", dtype, ITEMSIZE)
         check_switches(
-            check_choice("dtype", dtype, ITEMSIZE),
+            dtype,
             mixed=mixed,
             sparse=sparse,
             fused=fused,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from perfkit.ground.number_formats import read_dtype
 from perfkit.ground.records import set_fields
 from perfkit.ground.results import Table, Tabular
 from perfkit.ground.units import (
@@ -138,7 +139,10 @@ class EmbeddingTable:
     num_features: int = field(default=1, repr=False)
 
     def __post_init__(self) -> None:
-        set_fields(self, itemsize=_find_itemsize(self.dtype, self.itemsize))
+        dtype = self.dtype
+        if dtype != "":
+            dtype = read_dtype("dtype", dtype, NUMBER_FORMATS)
+        set_fields(self, dtype=dtype, itemsize=_find_itemsize(dtype, self.itemsize))
         for size in ("rows", "dim", "itemsize"):  # Python integers do not overflow
             set_fields(self, **{size: check_size(size, getattr(self, size))})
         pooling = check_number("pooling", self.pooling)
@@ -239,10 +243,9 @@ class EmbeddingTable:
 
 def _find_itemsize(dtype: str, itemsize: Any) -> Any:
     """Bytes of one number of a table, from its format if that is given [B]."""
-    check_type("dtype", dtype, str)
     if not dtype:
         return 4 if itemsize is None else itemsize
-    known = NUMBER_FORMATS[check_choice("dtype", dtype, NUMBER_FORMATS)]
+    known = NUMBER_FORMATS[dtype]
     if itemsize is not None and read_number(itemsize) != known:
         raise ValueError(
             f"itemsize is {show(itemsize)} and dtype {dtype!r}, whose numbers have {known} B; take "

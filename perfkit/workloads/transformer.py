@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.ground.number_formats import read_dtype
 from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.models.checkpoints import EVERY_LAYER, Checkpoint, find_checkpoint
@@ -568,6 +569,8 @@ class Transformer:
                 "parallel is 'hsdp'; hybrid sharding is a strategy: "
                 "take strategy=Strategy.hsdp(64, shards=8), with your numbers of ranks"
             )
+        for key in ("dtype", "reduce_dtype"):
+            set_fields(self, **{key: read_dtype(key, getattr(self, key), _CHOICES[key])})
         for key, names in _CHOICES.items():
             check_choice(key, getattr(self, key), names)
 
