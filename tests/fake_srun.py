@@ -5,7 +5,8 @@ nodes, with the variables that Slurm sets for each.
 
 Tasks are forked, so that PyTorch is imported once. As srun without --kill-on-bad-exit, it stops
 nothing when a task fails; its own exit code is the highest of the tasks. --kill RANK kills one of
-them at its first exchange from probe --at on, as the kernel does when memory is short.
+them at its first exchange from probe --at on, as the kernel does when memory is short; with --requeue
+the job then runs again, without that.
 """
 
 import argparse
@@ -68,7 +69,8 @@ def kill_at(rank: int, probe: int) -> None:
     usual = ReplayedDevice.prepare
 
     def prepare(self: Any, number: int, *about: Any) -> Any:
-        if number >= probe and os.environ["SLURM_PROCID"] == str(rank):
+        is_first = "SLURM_RESTART_COUNT" not in os.environ
+        if is_first and number >= probe and os.environ["SLURM_PROCID"] == str(rank):
             os.kill(os.getpid(), signal.SIGKILL)
         return usual(self, number, *about)
 
@@ -82,6 +84,7 @@ def main() -> int:
     parser.add_argument("--ntasks-per-node", type=int, default=1)
     parser.add_argument("--kill", type=int)
     parser.add_argument("--at", type=int, default=0)
+    parser.add_argument("--requeue", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     words = options.command[1:]  # without the name of perfkit
@@ -94,9 +97,17 @@ def main() -> int:
 
     if options.kill is not None:
         kill_at(options.kill, options.at)
-    codes = fork_tasks(
-        lambda: run_perfkit(words), nodes=options.nodes, local=options.ntasks_per_node
-    )
+
+    def start() -> list[int]:
+        return fork_tasks(
+            lambda: run_perfkit(words), nodes=options.nodes, local=options.ntasks_per_node
+        )
+
+    codes = start()
+    if options.requeue:
+        print(f"the tasks ended with {codes}, the job starts again")
+        os.environ["SLURM_RESTART_COUNT"] = "1"
+        codes = start()
     return max(abs(code) for code in codes)
 
 

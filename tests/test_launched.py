@@ -4,6 +4,7 @@ how all of them end."""
 import errno
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import perfkit as pk
+from perfkit.__main__ import main
 from perfkit.measure.folders import open_campaign_beside
 from perfkit.measure.launchers import (
     LaunchedRanks,
@@ -375,21 +377,14 @@ def run_fake_srun(folder: Path, port: int, *words: str) -> subprocess.CompletedP
 
 def test_a_killed_rank_ends_all_and_a_second_job_continues(port: int, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    died = run_fake_srun(tmp_path, port, "--kill", "2", "--at", "1000")
-    assert died.returncode == 9, died.stderr
-    lines = [line for line in died.stderr.splitlines() if line.startswith("perfkit: ")]
-    assert len(lines) == 2, "rank 0 alone says it, and names its log"
+    done = run_fake_srun(tmp_path, port, "--kill", "2", "--at", "1000", "--requeue")
+    assert done.returncode == 0, done.stderr
+    assert "ended with [2, 2, -9, 2]" in done.stdout
+    lines = [line for line in done.stderr.splitlines() if line.startswith("perfkit: ")]
+    assert len(lines) == 2, "rank 0 alone speaks"
     assert lines[0].startswith("perfkit: rank 2 on node02 is gone without a word")
     assert "finished measurements are kept, the same command continues" in lines[0]
-    assert not (tmp_path / "mine.toml").exists()
-    kept = (tmp_path / "mine.unfinished.jsonl").read_text().split("\n")
-    assert len([line for line in kept if line]) > 950
-    (tmp_path / "mine.unfinished.jsonl").write_text(
-        "\n".join(kept[:-1]) + "\n" + kept[-1][:20]  # as a node that fails leaves the last line
-    )
-
-    done = run_fake_srun(tmp_path, port)
-    assert done.returncode == 0, done.stderr
+    assert "perfkit-run.log has machine" in lines[1]
     assert "partly from" in done.stderr, "what was measured is kept"
     assert done.stdout.count("Platform(") == 1 and done.stdout.count("written to") == 1
     assert "a rehearsal: nothing was timed" in done.stdout
@@ -495,3 +490,57 @@ def test_one_process_at_a_time_measures_for_a_file(
         open_campaign_beside(tmp_path / "mine.toml", "cuda", progress=False)
     with pytest.raises(ValueError, match=r"out is .*; finished measurements cannot be kept in"):
         open_campaign_beside(tmp_path / "no" / "mine.toml", "cuda", progress=False)
+
+
+# -- the job that is printed
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_job_asks_for_a_task_for_each_gpu(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = "calibrate --device cuda --base h100-sxm-8 --out 'my file.toml'"
+    words = ["calibrate", "--sbatch", "--base", "h100-sxm-8", "--out", "my file.toml"]
+    assert main([*words, "--nodes", "3", "--gpus-per-node", "4"]) == 0
+    job = capsys.readouterr().out
+    for text in ("--nodes=3\n", "--ntasks-per-node=4 ", "--gpus-per-node=4\n"):
+        assert f"#SBATCH {text}" in job
+    assert f"\nsrun --kill-on-bad-exit=1 perfkit {line}\n" in job
+    assert "torchrun --nnodes=3 --nproc-per-node=4 " in job and f"-m perfkit {line}\n" in job
+    script = tmp_path / "job.sh"
+    script.write_text(job)
+    assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
+
+    assert main([*words, "--nodes", "3", "--gpus-per-node", "4", "--rehearse"]) == 0
+    rehearsal = capsys.readouterr().out
+    assert " --rehearse --out" in rehearsal and "#SBATCH --gpus-per-node" not in rehearsal
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--sbatch --nodes 2", "gpus_per_node is missing; .*--sbatch --nodes 2 --gpus-per-node 8"),
+        ("--nodes 2", "nodes is given; it is for the job that --sbatch prints"),
+        ("--sbatch --nodes 2 --gpus-per-node 8 --quick", "quick is given; --sbatch prints a job"),
+        ("--sbatch --nodes 2 --gpus-per-node 8 --device cpu", "device is 'cpu'; --sbatch prints"),
+        ("--sbatch --nodes 0 --gpus-per-node 8", "nodes is 0"),
+        ("--sbatch --nodes 2 --gpus-per-node 8 --base nope-8", "platform is 'nope-8'"),
+        ("--rehearse", "--rehearse is given; .*name --base, such as --base h100-sxm-8"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", "--out", "mine.toml", *words.split()]) == 2
+    captured = capsys.readouterr()
+    assert re.search(message, captured.err), captured.err
+    assert not captured.out
+
+
+def test_one_node_of_many_is_not_measured_unasked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a script of sbatch without srun before perfkit."""
+    monkeypatch.setenv("SLURM_NNODES", "3")
+    assert main(["calibrate", "--device", "cuda", "--base", "h100-sxm-8", "--out", "m.toml"]) == 2
+    assert "SLURM_NNODES is 3, but srun has not started this" in capsys.readouterr().err

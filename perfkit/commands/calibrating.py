@@ -29,6 +29,7 @@ _ONE_SOURCE = "another source is named, and one is fitted at a time"
     examples=[
         "perfkit calibrate --out mine.toml",
         "perfkit calibrate --from-nccl-logs logs/ --base h100-sxm-8 --out cluster.toml",
+        "perfkit calibrate --sbatch --nodes 2 --gpus-per-node 8 --out mine.toml",
     ],
     measures=True,
 )
@@ -76,6 +77,13 @@ _ONE_SOURCE = "another source is named, and one is fitted at a time"
     is_flag=True,
     help="go the way of --device cuda on all ranks without a GPU; times are those of --base",
 )
+@click.option(
+    "--sbatch",
+    is_flag=True,
+    help="only print the script of a Slurm job for --nodes and --gpus-per-node",
+)
+@click.option("--nodes", type=WHOLE, help="nodes of the job that --sbatch prints")
+@click.option("--gpus-per-node", type=WHOLE, help="GPUs of each of them")
 @options.json_file
 def calibrate_command(
     out: str,
@@ -91,9 +99,35 @@ def calibrate_command(
     traces: tuple[str, ...],
     base: str | None,
     rehearse: bool,
+    sbatch: bool,
+    nodes: int | None,
+    gpus_per_node: int | None,
     json_file: str | None,
 ) -> int:
-    """Measure this machine, or fit existing measurements, and write a platform file."""
+    """Measure this machine, or fit existing measurements, and write a platform file.
+
+    With --device cuda every rank of torchrun, srun or mpirun runs the same line; rank 0 prints and
+    writes. GPUs were measured one at a time. The way over several ranks and nodes is proven by
+    --rehearse, with gloo between processes of one machine, and has not run on a cluster of GPUs.
+    """
+    if rehearse and device is None:
+        device = "cuda"
+    if sbatch:
+        refuse_given(
+            "--sbatch prints a job that measures GPUs",
+            measurements=measurements,
+            from_nccl_logs=from_nccl_logs,
+            from_kernel_database=from_kernel_database,
+            traces=traces or None,
+            ranks=ranks,
+            quick=quick,
+            models=models,
+            partial=partial,
+            ranks_per_node=ranks_per_node,
+            json=json_file,
+        )
+        return _print_job(out, base, nodes, gpus_per_node, device, rehearse)
+    refuse_given("it is for the job that --sbatch prints", nodes=nodes, gpus_per_node=gpus_per_node)
     measures = not (
         from_nccl_logs
         or from_kernel_database
@@ -158,6 +192,32 @@ def calibrate_command(
         written += ", its raw measurements are in the same folder"
     lines.append(written)
     files.write(Answer("\n".join(lines), platform.numbers().to_dicts()))
+    return 0
+
+
+def _print_job(
+    out: str,
+    base: str | None,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    device: str | None,
+    rehearse: bool,
+) -> int:
+    """Print the script of a Slurm job."""
+    from perfkit.calibration.job_scripts import write_job
+
+    if device == "cpu":
+        raise ValueError("device is 'cpu'; --sbatch prints a job that measures GPUs; leave it out")
+    if nodes is None or gpus_per_node is None:
+        missing = "nodes" if nodes is None else "gpus_per_node"
+        raise ValueError(
+            f"{missing} is missing; say how large the job is: --sbatch --nodes 2 --gpus-per-node 8"
+        )
+    check_target("out", out, ".toml")
+    if base is not None:
+        pk.load_platform(base)
+    job = write_job(nodes=nodes, gpus_per_node=gpus_per_node, out=out, base=base, rehearse=rehearse)
+    print(job, end="")
     return 0
 
 

@@ -26,6 +26,14 @@ SAYINGS = (
         r"the model has (\d+) positions; shorten it or raise positions",
         r"the model has \1 positions; take --sequence \1 or less, or another model",
     ),
+    Saying(
+        r"rehearse is True; (.*); take device='cuda' and name base, such as base='([^']*)'",
+        r"--rehearse is given; \1; name --base, such as --base \2",
+    ),
+    Saying(
+        r"to measure this node alone \(ranks=8, --ranks 8\)",
+        "to measure this node alone: --ranks 8",
+    ),
     Saying(r"mixed is True with dtype '(\w+)'", r"--mixed is given with --dtype \1"),
     Saying(r"take bf16 or fp16, or leave it", "take --dtype bf16 or fp16, or leave --mixed out"),
     Saying(r"with_nodes\(\d+\), --platform", "--platform"),
@@ -81,7 +89,7 @@ SAYINGS = (
 
 #: A strategy as Python writes it, and an argument with its value.
 _STRATEGY = re.compile(r"\bStrategy\(([^()]*)\)")
-_ARGUMENT = re.compile(r"\b([a-z]\w*)=('[^']*'|[\w.]+),?")
+_ARGUMENT = re.compile(r"(?<![\w-])([a-z]\w*)=('[^']*'|[\w.]+),?")
 
 
 def say_for_commands(text: str) -> str:
@@ -93,6 +101,8 @@ def say_for_commands(text: str) -> str:
     '--mixed is given with --dtype fp32'
     >>> say_for_commands("from Strategy(tp=2, sequence_parallel=True) take offload='optimizer' (fits)")
     'from perfkit predict --tp 2 --sequence-parallel take --offload optimizer (fits)'
+    >>> say_for_commands("write srun --ntasks-per-node=8 before it")  # an option already
+    'write srun --ntasks-per-node=8 before it'
     """
     for saying in SAYINGS:
         text = re.sub(saying.library, saying.command, text)
