@@ -592,6 +592,16 @@ MISTAKES = {
     f"{PREDICT} --sequence 4096": "take --sequence 1024 or less, or another model",
     f"{PREDICT} --batch 1.5": "argument --batch: '1.5' is no whole number; write it in digits",
     f"{PREDICT} --loading slow": "argument --loading: 'slow' is no number",
+    f"{PREDICT} --price 2": "the amount of work is missing; give --iterations or --samples or --tokens",
+    f"{PREDICT} --tokens 1e9 --samples 2": "amounts are tokens, samples; give one of",
+    f"{PREDICT} --tokens 1e9 --restart 3": "restart is given; .* give --mtbf, llama-3 for example",
+    f"{PREDICT} --tokens 1e9 --mtbf llama-3": "give --checkpoint-time, the seconds for which",
+    f"{PREDICT} --tokens 1e9 --mtbf llama --checkpoint-time 3": "did you mean 'llama-3'",
+    f"{PREDICT} --tokens 1e9 --mtbf 3y --checkpoint-time 3": "mtbf: '3y' is no number with one of the units",
+    f"{PREDICT} --tokens 1e9 --jitter 2": "jitter is 2.0; it must be a number of 0 or more, at most 1$",
+    f"{PREDICT} --tokens 1e9 --mtbf 1e9 --checkpoint-time 1 --deadline 2027-01-01": "give --start, too",
+    f"{PREDICT} --tokens 1e9 --mtbf 1e9 --checkpoint-time 1 --deadline soon": "deadline is 'soon'; it must",
+    f"{PREDICT} --tokens 1e9 --mtbf 1e9 --checkpoint-time 1 --write-rate 3": "write_rate is given; --check",
     f"{PREDICT} --mixed": "--mixed is given with --dtype fp32; .* take --dtype bf16 or fp16, or leave",
     f"{PREDICT} --ranks 16": r"take at most 8, or 2 nodes: --platform h100-sxm-8x2$",
     f"{PREDICT} --vp 2": "unrecognized arguments: --vp; .*perfkit predict takes --model, .*--batch",
@@ -617,6 +627,8 @@ MISTAKES = {
     "explore --model llama-3-70b --platform h100-sxm-8 --ranks 8 --batch 8 --dtype bf16 --mixed": (
         r"take perfkit predict --tp \d .*--offload \w+ \(fits with "
     ),
+    "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --samples 9": "give --tokens$",
+    "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --price 9": "give --tokens of the whole",
     "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --tp 2": "arguments: --tp",
     "platforms h100": "unrecognized arguments: h100; perfkit platforms takes --json",
     f"{SHARD} --memory 80Gb": "'80Gb' is no number with one of the units B, kB, .* write it such as 80GB",
@@ -773,3 +785,37 @@ def test_iterations_of_gpus_are_not_measured_without_any(
         said = capsys.readouterr().err
         assert "'h100-sxm-8', which has GPUs; this command measures" in said
         assert "ranks" not in said and "device" not in said
+
+
+@pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+def test_what_a_run_costs_is_that_of_python(capsys: Any) -> None:
+    line = "predict --model bert-base --platform h100-sxm-8 --ranks 8 --batch 256 --dtype bf16 --json -"
+    failing = (
+        "--mtbf 1e8 --checkpoint-time 30 --restart 300 --start 2026-12-01 --deadline 2026-12-20"
+    )
+    assert main(f"{line} --price 2 --tokens 1e12 --jitter 0.01 {failing}".split()) == 0
+    figures = json.loads(capsys.readouterr().out)["cost"]
+    model = perfkit.Transformer.bert("bert-base", batch=256, dtype="bf16")
+    run = perfkit.predict(model, "h100-sxm-8", ranks=8).cost(
+        2.0, tokens=1e12, jitter=0.01, mtbf=1e8, checkpoint=30.0, restart=300.0, start="2026-12-01"
+    )
+    assert figures["cost"] == pytest.approx(run.cost)
+    assert figures["hours"] == pytest.approx(run.hours)
+    assert figures["deadline"]["chance"] == pytest.approx(run.chance_by("2026-12-20"))
+    assert figures["chances"] == run.table().to_dicts()
+    assert main(f"{line[:-7]} --price 2 --iterations 1e6".split()) == 0
+    text = capsys.readouterr().out.splitlines()[-1]
+    assert text.startswith("1e+06 iterations: ")
+    assert "at 2 an hour; failures and checkpoints are not counted (--mtbf)" in text
+    assert main(f"{line[:-7]} --tokens 1e12 {failing[:-10]}20d".split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(each.startswith("  done in 20 days with a chance of ") for each in lines)
+
+
+def test_explore_ranks_by_cost(capsys: Any) -> None:
+    line = "explore --model gpt2 --platform h100-sxm-8 --ranks 2 4 --batch 32 --dtype bf16"
+    assert main(f"{line} --price 2 --tokens 1e11 --mtbf 1e8 --checkpoint-time 9".split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [first] = [place for place, text in enumerate(lines) if text.startswith("cheapest: ")]
+    assert lines[first + 2].split()[:5] == ["ranks", "days", "gpu", "hours", "cost"]
+    assert [text.split()[0] for text in lines[first + 3 : first + 5]] in (["2", "4"], ["4", "2"])

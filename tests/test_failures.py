@@ -2,9 +2,12 @@
 what a run costs until it is done."""
 
 import math
+import re
+from datetime import date, datetime
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from scipy.special import gammainc, lambertw
 
@@ -291,6 +294,45 @@ def test_chances_of_a_run(predicted: pk.Prediction) -> None:
     assert (table["cost"] / table["hours"]).to_list() == pytest.approx([64.0] * len(table))
 
 
+def test_dates_are_hours_after_the_start(predicted: pk.Prediction) -> None:
+    failing: dict[str, Any] = {"tokens": 3e12, "mtbf": "llama-3", "checkpoint": 30.0}
+    r = predicted.cost(2.0, **failing, start="2026-12-01")
+    assert r.chance_by("2026-12-31 06:00") == r.chance(30 * 24 + 6)
+    assert r.chance_by(datetime(2026, 12, 31)) == r.chance_by(date(2026, 12, 31))
+    assert r.chance_by("2026-12-01") == 0.0
+    day = r.date_for(0.9)
+    hours = r.hours_for(0.9)
+    assert (day - datetime(2026, 12, 1)).total_seconds() == math.ceil(hours * HOUR)
+    assert r.chance_by(day) == pytest.approx(0.9, abs=1e-3)
+    dates = r.table()["date"].to_list()
+    assert dates[3] == f"{day:%Y-%m-%d %H:%M}"
+    assert f"on {day:%Y-%m-%d %H:%M}" in r.explain()
+    # all else is that without dates
+    plain = predicted.cost(2.0, **failing)
+    assert r.hours == plain.hours
+    assert plain.table().equals(r.table().drop("date"))
+    with pytest.raises(ValueError, match="start is missing; say when the run starts"):
+        plain.chance_by("2026-12-31")
+    with pytest.raises(ValueError, match="date is 2026-11-30; the run starts at 2026-12-01"):
+        r.chance_by("2026-11-30")
+    late = predicted.cost(2.0, **failing, start="9999-12-31")
+    with pytest.raises(ValueError, match="the calendar has ended"):
+        late.date_for(0.9)
+
+
+@pytest.mark.parametrize(
+    "start, words",
+    [
+        ("1.12.2026", "start is '1.12.2026'; it must be a date such as '2027-01-15'"),
+        (20261201, "start is 20261201; it must be a date"),
+        ("2026-12-01T00:00+01:00", "with a time zone"),
+    ],
+)
+def test_what_is_no_start(predicted: pk.Prediction, start: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        predicted.cost(2.0, tokens=3e12, mtbf="llama-3", checkpoint=30.0, start=start)
+
+
 @pytest.mark.parametrize("segments", [1, 3, 30, 1000, 10**5])
 @pytest.mark.parametrize("failures", [1e-3, 0.0144, 0.1, 1.0, 10.0, 300.0])
 def test_no_number_of_failures_is_left_out(segments: int, failures: float) -> None:
@@ -375,6 +417,7 @@ def test_a_checkpoint_takes_its_bytes_over_the_rate(predicted: pk.Prediction) ->
         ({"mtbf": 1e8, "checkpoint": 1.0, "write_rate": 1e9}, "give one of them"),
         ({"checkpoint": 1.0}, "checkpoint is 1.0; it counts with failures alone"),
         ({"interval": 60.0}, "interval is 60.0; it counts with failures alone"),
+        ({"start": "2026-12-01"}, "start is '2026-12-01'; it counts with failures alone"),
         ({"mtbf": 3200.0, "checkpoint": 60.0}, "mtbf is that of one rank in seconds"),
         ({"mtbf": 3.2e5, "checkpoint": 60.0, "interval": 1e6}, "take a shorter interval"),
         ({"mtbf": 1e8, "checkpoint": 60.0, "interval": 1.0}, "take a longer interval"),
@@ -386,3 +429,28 @@ def test_a_checkpoint_takes_its_bytes_over_the_rate(predicted: pk.Prediction) ->
 def test_what_is_refused(predicted: pk.Prediction, wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         predicted.cost(2.0, tokens=3e12, **wrong)
+
+
+def test_a_search_ranks_by_cost_as_predictions_do() -> None:
+    model = pk.Transformer.preset("gpt3-6.7b", batch=64, dtype="bf16", mixed=True)
+    explored = pk.explore(model, "a100-sxm-8x8", ranks=[16, 64])
+    plain = explored.cost(2.0, tokens=1e12)
+    assert plain["cost"].is_sorted()
+    ranked = explored.cost(2.0, tokens=1e12, mtbf=1e7, checkpoint=60.0, restart=300.0)
+    assert ranked["cost"].is_sorted()
+    # of each row what failures add to the days of training
+    for row in ranked.head(3).to_dicts():
+        training = 1e12 / row["tokens_per_s"]
+        mtbf = 1e7 / row["ranks"]
+        work = float(daly_interval(60.0, mtbf=mtbf))
+        one = float(segment_time(work + 60.0, mtbf=mtbf, restart=300.0))
+        assert row["goodput"] == pytest.approx(work / one, rel=2e-3)
+        assert row["days"] == pytest.approx(training / row["goodput"] / DAY)
+        assert row["cost"] == pytest.approx(row["days"] * 24 * row["ranks"] * 2.0)
+    # 64 ranks fail four times as often
+    shares = ranked.group_by("ranks").agg(pl.max("goodput")).sort("ranks")["goodput"].to_list()
+    assert shares[0] > shares[1]
+    with pytest.raises(ValueError, match="checkpoint is missing; with mtbf="):
+        explored.cost(2.0, tokens=1e12, mtbf=1e7)
+    with pytest.raises(ValueError, match=r"restart is 3\.0; it counts with failures alone"):
+        explored.cost(2.0, tokens=1e12, restart=3.0)

@@ -7,6 +7,7 @@ import click
 import perfkit as pk
 from perfkit.commands import options
 from perfkit.commands.command import Command
+from perfkit.commands.cost_options import find_costs, takes_prices
 from perfkit.commands.model_options import build_model, takes_model
 from perfkit.commands.options import OF_BYTES, WHOLE
 from perfkit.commands.outputs import Answer, OutputFiles
@@ -18,6 +19,7 @@ from perfkit.commands.outputs import Answer, OutputFiles
     examples=[
         "perfkit explore --model llama-3-8b --platform h100-sxm-8 --ranks 8 --batch 64 --sequence 8192 --dtype bf16 --mixed",
         "perfkit explore --model gpt3-6.7b --platform a100-sxm-8 --ranks 4 8 --batch 64 --dtype bf16 --mixed --memory 40e9",
+        "perfkit explore --model llama-3-8b --platform h100-sxm-8x8 --ranks 16 32 64 --batch 64 --sequence 8192 --dtype bf16 --mixed --price 2.5 --tokens 1e12",
     ],
 )
 @takes_model
@@ -37,6 +39,7 @@ from perfkit.commands.outputs import Answer, OutputFiles
 )
 @options.execution
 @options.stack
+@takes_prices
 @options.report
 @options.json_file
 def explore_command(
@@ -47,14 +50,14 @@ def explore_command(
     stack: str | None,
     report: str | None,
     json_file: str | None,
-    **of_model: Any,
+    **of_model_and_cost: Any,
 ) -> int:
     """Find the fastest way in which ranks share a model."""
     from perfkit.platform.estimates import keep_quiet
 
     files = OutputFiles(json_file, report)
     files.check()
-    model = build_model(of_model)
+    model = build_model(of_model_and_cost)
     counts = ranks[0] if len(ranks) == 1 else list(ranks)
     with keep_quiet():  # the explanation has the warnings
         exploration = pk.explore(
@@ -66,6 +69,7 @@ def explore_command(
             stack=stack,
         )
         text = exploration.explain()
+    costs = find_costs(exploration, of_model_and_cost)
     figures = {
         "workload": model.description,
         "platform": exploration.platform.name,
@@ -74,5 +78,8 @@ def explore_command(
         "warnings": exploration.warnings,
         "strategies": exploration.table().to_dicts(),
     }
+    if costs is not None:
+        text += f"\n\n{costs.text}"
+        figures["costs"] = costs.figures
     files.write(Answer(text, figures, results=[exploration]))
     return 0

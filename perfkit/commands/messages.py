@@ -46,6 +46,7 @@ SAYINGS = (
         r"and pk\.judge_plan",
         "host memory: --kernels fused,uvm_caching",
     ),
+    Saying(r"; or a trace \(pk\.read_trace\), a training log .*", ""),
     Saying(r"partial=True keeps", "--partial keeps"),
     Saying(r"pass dim=, ", "pass --dim, "),
     Saying(r"leave dim, rows and tables out", "leave --dim and --rows out"),

@@ -7,6 +7,7 @@ import click
 import perfkit as pk
 from perfkit.commands import options
 from perfkit.commands.command import Command
+from perfkit.commands.cost_options import find_cost, takes_cost
 from perfkit.commands.model_options import describe, takes_model, takes_sharing
 from perfkit.commands.options import OF_SECONDS, WHOLE
 from perfkit.commands.outputs import Answer, OutputFiles
@@ -20,6 +21,7 @@ from perfkit.commands.outputs import Answer, OutputFiles
         "perfkit predict --model gpt3-6.7b --platform h100-sxm-8x2 --batch 64 --dtype bf16 --mixed --tp 2 --pp 2 --dp 4 --stack megatron",
         "perfkit predict --model llama-3-8b --platform h100-sxm-8 --batch 1 --sequence 4096 --dtype bf16 --lora-rank 16 --checkpoint",
         "perfkit predict --model dlrm-mlperf --platform a100-sxm-8 --ranks 8 --report prediction.html",
+        "perfkit predict --model bert-large --platform h100-sxm-8x8 --ranks 64 --batch 2048 --dtype bf16 --price 2.5 --tokens 3e12 --mtbf llama-3 --checkpoint-time 30 --start 2026-12-01 --deadline 2026-12-12",
     ],
 )
 @takes_model
@@ -35,6 +37,7 @@ from perfkit.commands.outputs import Answer, OutputFiles
     metavar="SECONDS",
     help="time of the data loader per batch of a rank",
 )
+@takes_cost
 @options.report
 @options.json_file
 def predict_command(
@@ -45,14 +48,14 @@ def predict_command(
     loading: float,
     report: str | None,
     json_file: str | None,
-    **of_workload: Any,
+    **of_workload_and_cost: Any,
 ) -> int:
     """Predict one training iteration."""
     from perfkit.platform.estimates import keep_quiet
 
     files = OutputFiles(json_file, report)
     files.check()
-    described = describe(of_workload)
+    described = describe(of_workload_and_cost)
     with keep_quiet():  # the explanation has the warnings
         prediction = pk.predict(
             described.workload,
@@ -63,6 +66,7 @@ def predict_command(
             strategy=described.strategy,
             stack=stack,
         )
+        cost = find_cost(prediction, of_workload_and_cost)
     figures = {
         "workload": described.workload.description,
         "platform": prediction.platform.name,
@@ -79,5 +83,12 @@ def predict_command(
         "unmodelled_s": dict(prediction.unmodelled),
         "warnings": prediction.warnings,
     }
-    files.write(Answer(prediction.explain(), figures, results=[prediction]))
+    text = prediction.explain()
+    results: list[Any] = [prediction]
+    if cost is not None:
+        text += f"\n\n{cost.text}"
+        figures["cost"] = cost.figures
+        if cost.result is not None:
+            results = [cost.result]  # which shows the prediction, too
+    files.write(Answer(text, figures, results=results))
     return 0

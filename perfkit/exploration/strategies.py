@@ -29,6 +29,12 @@ from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.host_memory import share_hosts
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import RESOURCES
+from perfkit.prediction.goodput import (
+    TYPICAL_RESTART,
+    expect_hours,
+    plan_checkpoints,
+    read_mtbf,
+)
 from perfkit.prediction.memory import Room
 from perfkit.prediction.next_steps import advise_plans, list_fitting_plans, list_next_steps
 from perfkit.prediction.predictor import predict
@@ -190,7 +196,15 @@ class Exploration(Tabular):
         yield "Nothing is faster with less memory and ranks", front.select(figures + varied)
         yield "", self.platform
 
-    def cost(self, price_per_gpu_hour: float, *, tokens: float) -> Table:
+    def cost(
+        self,
+        price_per_gpu_hour: float,
+        *,
+        tokens: float,
+        mtbf: float | str | None = None,
+        checkpoint: float | None = None,
+        restart: float | None = None,
+    ) -> Table:
         """Time and cost of a whole training.
 
         Parameters
@@ -199,18 +213,37 @@ class Exploration(Tabular):
             Price of one rank for an hour, in any currency [1/h].
         tokens : float
             Tokens to train on, or samples of a DLRM [-].
+        mtbf : float or str, optional
+            Mean time between failures of one rank, or the name of a published run, see `Prediction.cost`:
+            then the time is that until the run is done in spite of them [s].
+        checkpoint : float, optional
+            With `mtbf`: time for which writing one checkpoint stops the run [s].
+        restart : float, optional
+            With `mtbf`: from a failure until the run goes on; by default
+            `perfkit.prediction.goodput.TYPICAL_RESTART` [s].
 
         Returns
         -------
         frame : polars.DataFrame
             Rows of `table` with ``days`` [d], ``gpu_hours`` [h] and ``cost`` in that currency, the
-            cheapest first.
+            cheapest first; with `mtbf` also ``goodput``, the share of the time that is training which
+            counts [-].
+
+        Raises
+        ------
+        ValueError
+            For `mtbf` without `checkpoint`, and for these two without `mtbf`.
         """
         count = check_positive("tokens", tokens)
         price = check_positive("price", price_per_gpu_hour, zero=True)
         days = count / self.frame[self.frame.columns[-1]] / 86400
+        goodput = _find_goodput(self.frame, (24.0 * days).to_list(), mtbf, checkpoint, restart)
+        if goodput is not None:
+            days = days / goodput
         hours = (24 * days * self.frame["ranks"]).alias("gpu_hours")
         found = self.frame.with_columns(days.alias("days"), hours, (price * hours).alias("cost"))
+        if goodput is not None:
+            found = found.with_columns(goodput=goodput)
         return found.sort("cost", maintain_order=True)
 
     def explain(self) -> str:
@@ -268,6 +301,37 @@ class Exploration(Tabular):
 
     def __repr__(self) -> str:
         return self.headline()
+
+
+def _find_goodput(
+    frame: Table, training_hours: Sequence[float], mtbf: Any, checkpoint: Any, restart: Any
+) -> Array | None:
+    """Share of the time of each strategy that is training which counts; None without failures."""
+    stated = {"checkpoint": checkpoint, "restart": restart}
+    if mtbf is None:
+        for name, value in stated.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} is {show(value)}; it counts with failures alone; give mtbf=, too, such as mtbf='llama-3'"
+                )
+        return None
+    if checkpoint is None:
+        raise ValueError(
+            "checkpoint is missing; with mtbf= give the seconds for which writing one stops the run"
+        )
+    of_rank = read_mtbf(mtbf)
+    stop = check_positive("checkpoint", checkpoint, zero=True)
+    pause = TYPICAL_RESTART
+    if restart is not None:
+        pause = check_positive("restart", restart, zero=True)
+    shares = []
+    for hours, iteration, ranks in zip(
+        training_hours, frame["time"].to_list(), frame["ranks"].to_list(), strict=True
+    ):
+        failures = plan_checkpoints(iteration, of_rank / ranks, stop, pause)
+        with np.errstate(over="ignore"):  # failures faster than restarts: never done
+            shares.append(hours / expect_hours(hours, failures))
+    return np.array(shares)
 
 
 def explore(

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfkit.ground.dates import Moment, read_date, write_date
 from perfkit.ground.files import group_rows
 from perfkit.ground.results import Sections, Table, Tabular, write_notes
 from perfkit.ground.units import (
@@ -120,6 +122,8 @@ class Goodput(Tabular):
         What waiting for the slowest rank adds to `training_hours` [h].
     warnings : tuple of str
         That the run does not fit into memory, what was assumed, and the warnings of the iteration.
+    start : datetime, optional
+        When the run starts; None if it was not said.
     """
 
     report_title = "Time and money until a training run is done"
@@ -131,6 +135,7 @@ class Goodput(Tabular):
     power: float
     waiting_hours: float
     warnings: tuple[str, ...]
+    start: datetime | None = None
 
     @property
     def segments(self) -> Segments:
@@ -145,7 +150,7 @@ class Goodput(Tabular):
     @property
     def hours(self) -> float:
         """Expected time until the run is done [h]."""
-        return self._expect(self._running_hours)
+        return expect_hours(self._running_hours, self.failures)
 
     @property
     def gpu_hours(self) -> float:
@@ -195,12 +200,6 @@ class Goodput(Tabular):
         """Time of all iterations [h]."""
         return self.training_hours + self.waiting_hours
 
-    def _expect(self, running_hours: float) -> float:
-        """Expected time for iterations of so much time [h]."""
-        segments = Segments.cut(running_hours * _HOUR, self.failures)
-        one = segment_time(segments.length, mtbf=self.failures.mtbf, restart=self.failures.restart)
-        return segments.count * float(one) / _HOUR
-
     def hours_range(self, level: float = 0.8) -> tuple[float, float]:
         """Expected time at the ends of the interval of the prediction.
 
@@ -216,7 +215,10 @@ class Goodput(Tabular):
         """
         low, high = self.prediction.interval(level)
         scale = self._running_hours / self.prediction.time
-        return self._expect(low * scale), self._expect(high * scale)
+        return (
+            expect_hours(low * scale, self.failures),
+            expect_hours(high * scale, self.failures),
+        )
 
     def chance(self, hours: float, *, failures_alone: bool = False) -> float:
         """Probability that the run is done after so many hours.
@@ -314,6 +316,68 @@ class Goodput(Tabular):
                 high = middle
         return high
 
+    def chance_by(self, date: Moment) -> float:
+        """Probability that the run is done by a date.
+
+        Parameters
+        ----------
+        date : str, date or datetime
+            Such as ``2027-01-15``, its begin, or ``2027-01-15 18:00``.
+
+        Returns
+        -------
+        chance : float
+            See `chance` [-].
+
+        Raises
+        ------
+        ValueError
+            For a run without a `start`, and a date before it.
+        """
+        start = self._find_start()
+        end = read_date("date", date)
+        if end < start:
+            raise ValueError(
+                f"date is {write_date(end)}; the run starts at {write_date(start)}; give a later one"
+            )
+        return self.chance((end - start).total_seconds() / _HOUR)
+
+    def date_for(self, chance: float) -> datetime:
+        """When the run is done with a probability.
+
+        Parameters
+        ----------
+        chance : float
+            See `hours_for` [-].
+
+        Returns
+        -------
+        date : datetime
+            The `start` and the hours after it, to the next whole second.
+
+        Raises
+        ------
+        ValueError
+            For a run without a `start`, one that ends after the year 9999, and as `hours_for` does.
+        """
+        start = self._find_start()
+        hours = self.hours_for(chance)
+        try:
+            return start + timedelta(seconds=math.ceil(hours * _HOUR))
+        except OverflowError:
+            raise ValueError(
+                f"start is {write_date(start)}; {write_hours(hours)} after it the calendar has ended; take hours_for"
+            ) from None
+
+    def _find_start(self) -> datetime:
+        """When the run starts."""
+        if self.start is None:
+            raise ValueError(
+                "start is missing; say when the run starts, cost(..., start='2026-12-01'), or take chance(hours) "
+                "and hours_for(chance)"
+            )
+        return self.start
+
     def table(self) -> Table:
         """When the run is done, by chance.
 
@@ -321,7 +385,8 @@ class Goodput(Tabular):
         -------
         frame : polars.DataFrame
             chance [-]; hours, with what is not known of an iteration; hours_of_failures, if the predicted
-            time of an iteration is certain [h]; cost of the first, in the currency of the price [-].
+            time of an iteration is certain [h]; cost of the first, in the currency of the price [-]; with a
+            `start` also the date, to the minute.
         """
         import polars as pl
 
@@ -336,7 +401,11 @@ class Goodput(Tabular):
                     "cost": hours * self.prediction.ranks * self.price_per_gpu_hour,
                 }
             )
-        return pl.DataFrame(rows)
+        frame = pl.DataFrame(rows)
+        if self.start is not None:
+            dates = [write_date(self.date_for(chance)) for chance in _CHANCES]
+            frame = frame.with_columns(date=pl.Series(dates))
+        return frame
 
     def account(self) -> Table:
         """Where the expected time goes.
@@ -367,7 +436,7 @@ class Goodput(Tabular):
         shortage = find_shortage(self.prediction)
         impossible = f"cannot run: {shortage}; were there memory, " if shortage else ""
         return (
-            f"{impossible}done in {_write_hours(self.hours)} for {self.cost:,.0f}: {self.goodput:.1%} of it is training, "
+            f"{impossible}done in {write_hours(self.hours)} for {self.cost:,.0f}: {self.goodput:.1%} of it is training, "
             f"with {self.failure_count:,.3g} failures and a checkpoint each {format_time(self.interval)}"
         )
 
@@ -379,10 +448,24 @@ class Goodput(Tabular):
         text : str
             The answer first; then chances, the checkpoints, the failures, and what was assumed.
         """
+        lines = self.list_lines()
+        lines += write_notes("warning of the iteration", self.prediction.warnings)
+        return "\n".join(lines)
+
+    def list_lines(self) -> list[str]:
+        """Lines of `explain` without the warnings of the iteration, which its own explanation has.
+
+        Returns
+        -------
+        lines : list of str
+            The answer first.
+        """
         failures, hours = self.failures, self.hours
         low, high = self.hours_range()
-        likely = _write_hours(self.hours_for(0.9))
-        alone = _write_hours(self.hours_for(0.9, failures_alone=True))
+        likely = write_hours(self.hours_for(0.9))
+        if self.start is not None:
+            likely += f", on {write_date(self.date_for(0.9))}"
+        alone = write_hours(self.hours_for(0.9, failures_alone=True))
         iteration = self.prediction.time * self._running_hours / self.training_hours
         iterations = self.interval / iteration
         ranks = self.prediction.ranks
@@ -403,7 +486,7 @@ class Goodput(Tabular):
             f"{lost_share:.1%}, restarts of {format_time(failures.restart)} {restart_share:.1%}"
         )
         lines.append(
-            f"  training alone: {_write_hours(self.training_hours)} for {cost_of_training:,.0f}"
+            f"  training alone: {write_hours(self.training_hours)} for {cost_of_training:,.0f}"
         )
         if self.waiting_hours:
             share = self.waiting_hours / hours
@@ -413,8 +496,7 @@ class Goodput(Tabular):
         for text in self.warnings:
             if text not in of_iteration and text != shortage:
                 lines += write_notes("assumed", [text])
-        lines += write_notes("warning of the iteration", of_iteration)
-        return "\n".join(lines)
+        return lines
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
@@ -439,6 +521,7 @@ def find_goodput(
     write_rate: Any,
     restart: Any,
     interval: Any,
+    start: Any,
 ) -> Goodput:
     """Find what a run costs until it is done; see `Prediction.cost` for the arguments.
 
@@ -462,6 +545,8 @@ def find_goodput(
         Time of one checkpoint [s], or bytes that a rank writes in a second [B/s].
     restart, interval : float or None
         Time of a restart, and training between two checkpoints [s].
+    start : str, date, datetime or None
+        When the run starts.
 
     Returns
     -------
@@ -484,8 +569,7 @@ def find_goodput(
     if shortage is not None:
         warnings.append(shortage)
     warnings += notes
-    rank_mtbf = _read_mtbf(mtbf)
-    job_mtbf = rank_mtbf / prediction.ranks
+    rank_mtbf = read_mtbf(mtbf)
     if isinstance(mtbf, str):
         warnings.append(
             f"ranks fail as those of {mtbf} did, each {rank_mtbf / _HOUR:,.0f} h (published/failures.csv); "
@@ -500,15 +584,10 @@ def find_goodput(
         )
     else:
         pause = check_positive("restart", restart, zero=True)
-    if interval is None:
-        wished = float(daly_interval(stop, mtbf=job_mtbf))
-    else:
-        wished = check_positive("interval", interval)
-    # a checkpoint is written after a whole iteration
     running_hours = training_hours + waiting_hours
     iteration = prediction.time * running_hours / training_hours
-    wished = max(round(wished / iteration), 1) * iteration
-    failures = Failures(job_mtbf, stop, pause, wished)
+    failures = plan_checkpoints(iteration, rank_mtbf / prediction.ranks, stop, pause, interval)
+    job_mtbf = failures.mtbf
     segments = Segments.cut(running_hours * _HOUR, failures)
     # by logarithms, as the time itself may be too large for a number
     exponent = (pause + segments.length) / job_mtbf
@@ -536,7 +615,63 @@ def find_goodput(
         power,
         waiting_hours,
         (*warnings, *prediction.warnings),
+        None if start is None else read_date("start", start),
     )
+
+
+def plan_checkpoints(
+    iteration: float, job_mtbf: float, stop: float, pause: float, interval: Any = None
+) -> Failures:
+    """Choose how often a job writes checkpoints.
+
+    Parameters
+    ----------
+    iteration : float
+        Time of an iteration, with what ranks wait [s].
+    job_mtbf : float
+        Mean time between failures of the whole job [s].
+    stop : float
+        Time for which one checkpoint stops the run [s].
+    pause : float
+        From a failure until the run goes on [s].
+    interval : float or None, optional
+        Training between two checkpoints; by default the one that loses least [s].
+
+    Returns
+    -------
+    failures : Failures
+        With an interval of whole iterations, after which a checkpoint is written.
+
+    Raises
+    ------
+    ValueError
+        For an interval that is not above 0.
+    """
+    if interval is None:
+        wished = float(daly_interval(stop, mtbf=job_mtbf))
+    else:
+        wished = check_positive("interval", interval)
+    return Failures(job_mtbf, stop, pause, max(round(wished / iteration), 1) * iteration)
+
+
+def expect_hours(running_hours: float, failures: Failures) -> float:
+    """Expected time until a job is done, with checkpoints, restarts and work done again.
+
+    Parameters
+    ----------
+    running_hours : float
+        Time of all iterations [h].
+    failures : Failures
+        How the job fails, and what that costs.
+
+    Returns
+    -------
+    hours : float
+        See `perfkit.models.failures.segment_time` [h].
+    """
+    segments = Segments.cut(running_hours * _HOUR, failures)
+    one = segment_time(segments.length, mtbf=failures.mtbf, restart=failures.restart)
+    return segments.count * float(one) / _HOUR
 
 
 def find_shortage(prediction: Any) -> str | None:
@@ -557,8 +692,24 @@ def find_shortage(prediction: Any) -> str | None:
     return None
 
 
-def _read_mtbf(mtbf: Any) -> float:
-    """Mean time between failures of one rank, from a number or the name of a published run [s]."""
+def read_mtbf(mtbf: Any) -> float:
+    """Read the mean time between failures of one rank.
+
+    Parameters
+    ----------
+    mtbf : float or str
+        The time itself [s], or the name of a published run.
+
+    Returns
+    -------
+    seconds : float
+        Hours of all ranks over failures [s].
+
+    Raises
+    ------
+    ValueError
+        For a number that is not above 0, and an unknown name.
+    """
     if isinstance(mtbf, str):
         published = group_rows("name", "published", "failures.csv")
         [row] = published[check_choice("mtbf", mtbf, published)]
@@ -593,11 +744,27 @@ def _write_range(low: float, high: float) -> str:
     """Write two times [h], both in days where one of them is."""
     if high >= _LEAST_DAYS:
         return f"{low / 24:,.3g} to {high / 24:,.3g} days"
-    return f"{_write_hours(low)} to {_write_hours(high)}"
+    return f"{write_hours(low)} to {write_hours(high)}"
 
 
-def _write_hours(hours: float) -> str:
-    """Write a time [h] in days from two days on."""
+def write_hours(hours: float) -> str:
+    """Write a time, in days from two days on.
+
+    Parameters
+    ----------
+    hours : float
+        The time [h].
+
+    Returns
+    -------
+    text : str
+        With its unit.
+
+    Examples
+    --------
+    >>> write_hours(1.5), write_hours(80.0)
+    ('90 min', '3.33 days')
+    """
     if hours >= _LEAST_DAYS:
         return f"{hours / 24:,.3g} days"
     return format_time(hours * _HOUR)

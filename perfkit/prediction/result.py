@@ -41,6 +41,7 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.stack import Stack
 
 if TYPE_CHECKING:
+    from perfkit.ground.dates import Moment
     from perfkit.prediction.against import Deviation
     from perfkit.prediction.operation_accounts import OperationAccount
     from perfkit.readers.measured_steps import MeasuredStep
@@ -405,6 +406,7 @@ class Prediction(Tabular):
         restart: None = ...,
         interval: None = ...,
         jitter: float | Jitter | HasJitter = ...,
+        start: None = ...,
         **amount: float,
     ) -> dict[str, float]: ...
 
@@ -421,6 +423,7 @@ class Prediction(Tabular):
         restart: float | None = ...,
         interval: float | None = ...,
         jitter: float | Jitter | HasJitter = ...,
+        start: "Moment | None" = ...,
         **amount: float,
     ) -> Goodput: ...
 
@@ -436,6 +439,7 @@ class Prediction(Tabular):
         restart: float | None = None,
         interval: float | None = None,
         jitter: float | Jitter | HasJitter = 0.0,
+        start: "Moment | None" = None,
         **amount: float,
     ) -> dict[str, float] | Goodput:
         """Hours, price and energy of a training run; with `mtbf` until it is done in spite of
@@ -468,6 +472,9 @@ class Prediction(Tabular):
             Standard deviation of the time that a rank takes for an iteration, over its mean: all wait for
             the slowest one, once in an iteration [-]. Or a trace of several ranks and steps, or a training
             log, from which it is found (`perfkit.Trace.jitter`): what is random from step to step.
+        start : str, date or datetime, optional
+            When the run starts, such as ``2026-12-01``: then the result has dates, too, and
+            `Goodput.chance_by` one of them.
         **amount : float
             One of ``samples``, ``tokens``, ``images`` and ``iterations``: how many [-].
 
@@ -520,12 +527,14 @@ class Prediction(Tabular):
                 write_rate=write_rate,
                 restart=restart,
                 interval=interval,
+                start=start,
             )
         stated = {
             "checkpoint": checkpoint,
             "write_rate": write_rate,
             "restart": restart,
             "interval": interval,
+            "start": start,
         }
         for name, value in stated.items():
             if value is not None:

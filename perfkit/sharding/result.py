@@ -651,8 +651,8 @@ class ShardingResult(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            table, kind, ranks as text in the order of the shards, rows [-], dim [-], pooling [-], shards [-], seconds [s] and bytes of
-            memory [B], both summed over ranks.
+            table, kind, ranks as text in the order of the shards, rows [-], dim [-], pooling [-], shards [-]; device_s, what
+            devices take to look it up, to pool and to update it [s], and memory_bytes [B], both summed over ranks.
         """
         price, placements = self.prediction, self.plan.placements
         tables = price._problem.costs.workload.tables
@@ -666,7 +666,7 @@ class ShardingResult(Tabular):
                 "dim": [table.dim for table in tables],
                 "pooling": [float(table.pooling) for table in tables],
                 "shards": [len(placement.ranks) for placement in placements],
-                "seconds": costs[:, DEVICE_SECONDS].sum(axis=1),
+                "device_s": costs[:, DEVICE_SECONDS].sum(axis=1),
                 "memory_bytes": costs[:, MEMORY].sum(axis=1),
             }
         )
