@@ -789,11 +789,11 @@ def test_iterations_of_gpus_are_not_measured_without_any(
 
 @pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 def test_what_a_run_costs_is_that_of_python(capsys: Any) -> None:
-    line = "predict --model bert-base --platform h100-sxm-8 --ranks 8 --batch 256 --dtype bf16 --json -"
+    line = "predict --model bert-base --platform h100-sxm-8 --ranks 8 --batch 256 --dtype bf16"
     failing = (
         "--mtbf 1e8 --checkpoint-time 30 --restart 300 --start 2026-12-01 --deadline 2026-12-20"
     )
-    assert main(f"{line} --price 2 --tokens 1e12 --jitter 0.01 {failing}".split()) == 0
+    assert main(f"{line} --json - --price 2 --tokens 1e12 --jitter 0.01 {failing}".split()) == 0
     figures = json.loads(capsys.readouterr().out)["cost"]
     model = perfkit.Transformer.bert("bert-base", batch=256, dtype="bf16")
     run = perfkit.predict(model, "h100-sxm-8", ranks=8).cost(
@@ -803,11 +803,11 @@ def test_what_a_run_costs_is_that_of_python(capsys: Any) -> None:
     assert figures["hours"] == pytest.approx(run.hours)
     assert figures["deadline"]["chance"] == pytest.approx(run.chance_by("2026-12-20"))
     assert figures["chances"] == run.table().to_dicts()
-    assert main(f"{line[:-7]} --price 2 --iterations 1e6".split()) == 0
+    assert main(f"{line} --price 2 --iterations 1e6".split()) == 0
     text = capsys.readouterr().out.splitlines()[-1]
     assert text.startswith("1e+06 iterations: ")
     assert "at 2 an hour; failures and checkpoints are not counted (--mtbf)" in text
-    assert main(f"{line[:-7]} --tokens 1e12 {failing[:-10]}20d".split()) == 0
+    assert main(f"{line} --tokens 1e12 {failing[:-10]}20d".split()) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(each.startswith("  done in 20 days with a chance of ") for each in lines)
 

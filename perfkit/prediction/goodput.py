@@ -17,6 +17,7 @@ from perfkit.ground.units import (
     check_choice,
     check_positive,
     format_bytes,
+    format_count,
     format_time,
     show,
 )
@@ -436,9 +437,15 @@ class Goodput(Tabular):
         shortage = find_shortage(self.prediction)
         impossible = f"cannot run: {shortage}; were there memory, " if shortage else ""
         return (
-            f"{impossible}done in {write_hours(self.hours)} for {self.cost:,.0f}: {self.goodput:.1%} of it is training, "
+            f"{impossible}done in {write_hours(self.hours)}{self._write_cost(self.gpu_hours)}: {self.goodput:.1%} of it is training, "
             f"with {self.failure_count:,.3g} failures and a checkpoint each {format_time(self.interval)}"
         )
+
+    def _write_cost(self, gpu_hours: float) -> str:
+        """The cost of some time of all ranks [h], which is all that there is without a price."""
+        if not self.price_per_gpu_hour:
+            return f", {gpu_hours:,.0f} GPU hours"
+        return f" for {gpu_hours * self.price_per_gpu_hour:,.0f}"
 
     def explain(self) -> str:
         """Say when the run is done, what it costs, and where the time goes.
@@ -471,7 +478,7 @@ class Goodput(Tabular):
         ranks = self.prediction.ranks
         lost_share = self.lost_hours / hours
         restart_share = self.restart_hours / hours
-        cost_of_training = self.training_hours * ranks * self.price_per_gpu_hour
+        cost_of_training = self._write_cost(self.training_hours * ranks)
         lines = [
             self.headline(),
             f"  with a chance of 90 % done in {likely}; in {alone} if iterations take as long as predicted",
@@ -482,12 +489,10 @@ class Goodput(Tabular):
             f"{self.checkpoint_hours / hours:.1%} of the time"
         )
         lines.append(
-            f"  failures: each {format_time(failures.mtbf)} one of {ranks:,} ranks; work done again "
+            f"  failures: each {write_hours(failures.mtbf / _HOUR)} one of {format_count(ranks, 'rank')}; work done again "
             f"{lost_share:.1%}, restarts of {format_time(failures.restart)} {restart_share:.1%}"
         )
-        lines.append(
-            f"  training alone: {write_hours(self.training_hours)} for {cost_of_training:,.0f}"
-        )
+        lines.append(f"  training alone: {write_hours(self.training_hours)}{cost_of_training}")
         if self.waiting_hours:
             share = self.waiting_hours / hours
             lines.append(f"  waiting for the slowest of {ranks:,} ranks: {share:.1%}")
