@@ -362,6 +362,8 @@ def test_the_old_name_of_the_bandwidth_of_a_link_warns() -> None:
 def test_the_command_names_the_devices_of_datasheets_below_its_table(capsys) -> None:
     assert run_command(["platforms"]) == 0
     table, _, below = capsys.readouterr().out.partition("\nalso by datasheet, ")
+    below, _, joined = below.partition("\n\nnodes joined by the network of a provider, ")
+    assert joined.startswith("as h100-sxm-8x64@p5: p4d, p4de, ")
     assert len(table.splitlines()) == 1 + len(list_gallery())
     assert all(len(line) <= 100 for line in below.splitlines())
     advice, _, names = " ".join(below.split()).partition(": ")

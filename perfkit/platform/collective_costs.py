@@ -34,6 +34,9 @@ LARGEST_START_UP = 2.0**20
 SIGMA_COMPOSED, SIGMA_OF_PAIR = 0.15, 0.4
 #: Spread of start-up and transfer from a datasheet or a textbook [-]; docs/formulas.md, table 1.4.
 SIGMA_START_UP, SIGMA_TRANSFER = 0.9, 0.3
+#: Extra spread for each root of a doubling of nodes beyond those measured [-], and the nodes for which
+#: `SIGMA_TRANSFER` holds where none were; docs/formulas.md, table 1.4.
+SIGMA_OF_NODES, NODES_OF_LINK = 0.17, 2
 #: Spread of messages between regions, whose links nobody measured [-].
 SIGMA_BETWEEN_REGIONS = 0.3
 #: Extra spread of an all_reduce over nodes that may wait for chunks [-]; docs/formulas.md, table
@@ -382,6 +385,41 @@ def choose_sample(fit: CollectiveModel, nbytes: float, operation: str, ranks: in
     return float(sizes[1:][np.argmax(gain[1:] - gain[0] >= 0.95 * (gain[-1] - gain[0]))])
 
 
+# Beyond the nodes that were measured.
+
+
+def grow_with_nodes(nodes: float, measured: float = NODES_OF_LINK) -> float:
+    r"""Extra spread of collectives over more nodes than were measured.
+
+    Parameters
+    ----------
+    nodes : float
+        Nodes that take part [-].
+    measured : float, optional
+        Nodes that were measured; by default those for which a link of a datasheet is as sure as
+        `SIGMA_TRANSFER` says [-].
+
+    Returns
+    -------
+    spread : float
+        To be added in squares; 0 for no more nodes than were measured [-].
+
+    Notes
+    -----
+    .. math:: s = 0.17 \sqrt{\log_2(N / N_0)}
+
+    A network of more nodes has more switches on the way, whose errors add up like a random walk.
+    Fitted to published bus bandwidths of nine systems on up to 248 nodes
+    (docs/formulas.md, table 1.4).
+
+    Examples
+    --------
+    >>> [round(grow_with_nodes(nodes), 2) for nodes in (1, 2, 4, 64)]
+    [0.0, 0.0, 0.17, 0.38]
+    """
+    return SIGMA_OF_NODES * math.sqrt(math.log2(max(nodes / measured, 1.0)))
+
+
 # Forms on the numbers of links.
 
 
@@ -550,6 +588,8 @@ class FittedRail(CollectiveCost):
         """Times with a spread that is no larger than that of a guess from the link."""
         priced = self.fitted.price(nbytes)
         guess = guess_spread(np.minimum(self.start_up, priced.time), priced.time)
+        # a rail that was measured is no less sure than the link of a datasheet for as many nodes
+        guess = np.hypot(guess, grow_with_nodes(self.fitted.ranks))
         spread = priced.spread
         if self.fitted.note and self.link_is_known:
             spread = np.minimum(spread, guess)
@@ -575,10 +615,13 @@ class LinkedRail(CollectiveCost):
         Start-up [s].
     beta : float
         Time per byte [s/B].
+    growth : float, optional
+        Extra spread, as more nodes take part than the link is known for [-].
     """
 
     alpha: float
     beta: float
+    growth: float = 0.0
 
     def time(self, nbytes: Array) -> Array:
         """Times over the link [s]."""
@@ -589,7 +632,8 @@ class LinkedRail(CollectiveCost):
         time = self.time(nbytes)
         numbers = f"alpha = {self.alpha:.4g} s, beta = {self.beta:.4g} s/B"
         formula = f"pipelined over the link, {numbers}"
-        return CollectiveTime(time, {}, formula, guess_spread(self.alpha, time))
+        spread = np.hypot(guess_spread(self.alpha, time), self.growth)
+        return CollectiveTime(time, {}, formula, spread)
 
 
 #: A stage between nodes.
@@ -903,6 +947,8 @@ class ComposedCost(CollectiveCost):
         Whether the operation was measured with one rank of each node.
     is_guess : bool
         Whether start-up and transfer are as uncertain as those of a textbook.
+    growth : float, optional
+        Extra spread of a guess, as more nodes take part than the link is known for [-].
     """
 
     cost: CollectiveCost
@@ -912,6 +958,7 @@ class ComposedCost(CollectiveCost):
     least_spread: float
     rail_is_measured: bool
     is_guess: bool
+    growth: float = 0.0
 
     def time(self, nbytes: Array) -> Array:
         """Times of the form [s]."""
@@ -931,7 +978,8 @@ class ComposedCost(CollectiveCost):
         spread = np.maximum(priced.spread, self.least_spread)
         if self.is_guess:
             start_up = self.cost.time(0.0 * nbytes)
-            spread = np.maximum(spread, guess_spread(start_up, priced.time))
+            guess = np.hypot(guess_spread(start_up, priced.time), self.growth)
+            spread = np.maximum(spread, guess)
         return replace(priced, spread=spread, notes=tuple(dict.fromkeys((note, *priced.notes))))
 
 

@@ -7,18 +7,31 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.fitting import CollectiveModel
+from perfkit.fitting import CollectiveModel, Fit
+from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Link
 from perfkit.ground.units import Array, format_rate
 from perfkit.models import hierarchy
 from perfkit.models.algorithms import ALGORITHMS
-from perfkit.platform.collective_costs import FittedCost, FittedCurve, time_textbook
+from perfkit.platform.collective_costs import (
+    NODES_OF_LINK,
+    FittedCost,
+    FittedCurve,
+    grow_with_nodes,
+    time_textbook,
+)
 from perfkit.platform.estimates import missing_data_error
 from perfkit.platform.machine import Machine
 
-#: Extra spread per doubling of ranks beyond a law, between two counts, beyond one [-];
+#: Extra spread per doubling of ranks beyond a law, between two counts, beyond one inside a node [-];
 #: docs/formulas.md, table 1.4.
 SIGMA_OF_LAW, SIGMA_BETWEEN_COUNTS, SIGMA_BEYOND_COUNTS = 0.05, 0.1, 0.15
+#: How the note of a fit of rails begins that is only a bound.
+LOWER_BOUND = "lower bound"
+#: Nodes of an all_reduce that says nothing of more nodes: NCCL may take a tree there, whose bytes cross
+#: once between two nodes, and more often between more (NVIDIA/nccl-tests issues 169 and 196,
+#: NVIDIA/nccl issue 1031) [-].
+PAIR = 2
 #: Share of the link of the datasheet below which collectives of a node are doubted [-];
 #: docs/formulas.md, table 1.4.
 SLOW_INSIDE = 0.1
@@ -63,6 +76,55 @@ def find_start_up(machine: Machine, operation: str, ranks: int | Array, algorith
     return network.starts * start_up
 
 
+def is_bound(fit: Fit) -> bool:
+    """Whether a fit of rails only bounds the link between nodes."""
+    return any(note.startswith(LOWER_BOUND) for note in fit.notes)
+
+
+def count_measured_nodes(machine: Machine) -> int | None:
+    """Count the nodes that collectives between nodes were measured on: the most of any fit.
+
+    Parameters
+    ----------
+    machine : Machine
+        The platform.
+
+    Returns
+    -------
+    nodes : int or None
+        None where no fit is of several nodes, or where all only bound the link [-].
+    """
+    local = machine.network.ranks_per_node
+    most = 0
+    for text, fit in machine.collectives.items():
+        key = Key.parse(text)
+        if key.ranks is None or is_bound(fit):
+            continue
+        if key.algorithm == "rail":
+            most = max(most, key.ranks)
+        elif key.ranks > local:
+            most = max(most, key.ranks // local)
+    return most or None
+
+
+def grow_beyond(machine: Machine, nodes: int) -> float:
+    """Extra spread of collectives over some nodes of a platform, beyond those that it knows.
+
+    Parameters
+    ----------
+    machine : Machine
+        The platform.
+    nodes : int
+        Nodes that take part [-].
+
+    Returns
+    -------
+    spread : float
+        See `perfkit.platform.collective_costs.grow_with_nodes` [-].
+    """
+    return grow_with_nodes(nodes, count_measured_nodes(machine) or NODES_OF_LINK)
+
+
 def find_fitted_cost(
     machine: Machine, operation: str, ranks: int, algorithm: str = ""
 ) -> FittedCost | None:
@@ -96,6 +158,7 @@ def find_fitted_cost(
         return replace(cost, doubt=_doubt_slow_link(machine, cost))
     # fits inside nodes do not hold across them, and the other way round
     most_inside = math.inf if algorithm == "rail" else machine.network.ranks_per_node
+    by_count = _drop_special(machine, operation, ranks, algorithm, by_count)
     costs = []
     law = by_count.pop(None, None)
     if law is not None:
@@ -116,6 +179,26 @@ def find_fitted_cost(
         return None
     costs.sort(key=lambda cost: cost.curves[0].fit.quality == "poor")
     return replace(costs[0], alternatives=tuple(costs[1:]))
+
+
+def _drop_special(
+    machine: Machine,
+    operation: str,
+    ranks: int,
+    algorithm: str,
+    fits: Mapping[int | None, CollectiveModel],
+) -> dict[int | None, CollectiveModel]:
+    """Fits by rank count without those that say nothing of other counts: of an all_reduce on two
+    nodes, and of rails that only bound a link whose bandwidth is known."""
+    local = machine.network.ranks_per_node
+    kept = dict(fits)
+    for count, fit in fits.items():
+        is_pair = operation == "all_reduce" and algorithm == "" and count == PAIR * local
+        says_nothing_of_more = is_pair and local > 1 and ranks > PAIR * local
+        is_only_bound = algorithm == "rail" and is_bound(fit) and "inter" in machine.network.links
+        if says_nothing_of_more or is_only_bound:
+            del kept[count]
+    return kept
 
 
 def _doubt_slow_link(machine: Machine, cost: FittedCost) -> str:
@@ -174,12 +257,16 @@ def _match_nearest(
     on_other_side = [count for count in fits if (count < ranks) != (near < ranks)]
     if not on_other_side:
         scaled = _scale(machine, fits[near], operation, ranks, near, algorithm)
+        spread = SIGMA_BEYOND_COUNTS * octaves
+        is_over_nodes = algorithm == "rail" or ranks > machine.network.ranks_per_node
+        if is_over_nodes and ranks > near:
+            spread = grow_with_nodes(ranks, near)
         return FittedCost(
             operation,
             ranks,
             (FittedCurve(scaled, ranks),),
             algorithm,
-            spread=SIGMA_BEYOND_COUNTS * octaves,
+            spread=spread,
             note=f"{note}scaled from that on {near}",
         )
     far = min(on_other_side, key=lambda count: abs(count - ranks))

@@ -44,6 +44,7 @@ from perfkit.platform.collective_fits import (
     find_fitted_cost,
     find_link,
     find_start_up,
+    grow_beyond,
     lacks_model,
 )
 from perfkit.platform.estimates import CollectiveTime
@@ -315,6 +316,7 @@ def _compose(machine: Machine, operation: str, nodes: int, algorithm: str) -> Co
         least_spread=composition.least_spread,
         rail_is_measured=rail_is_measured,
         is_guess=is_guess,
+        growth=grow_beyond(machine, nodes),
     )
 
 
@@ -331,7 +333,7 @@ def _make_rail(machine: Machine, operation: str, nodes: int, fitted: FittedCost 
         return FittedRail(fitted, start_up, link_is_known="inter" in machine.network.links)
     link = find_link(machine, "inter", operation, f"over {nodes} nodes")
     beta = float(forms.bus_factor(operation, nodes)) / link.bandwidth.value
-    return LinkedRail(alpha=start_up, beta=beta)
+    return LinkedRail(alpha=start_up, beta=beta, growth=grow_beyond(machine, nodes))
 
 
 class _RingLinks(NamedTuple):

@@ -47,6 +47,7 @@ from perfkit.platform.collective_costs import (
     FittedCost,
     FittedCurve,
 )
+from perfkit.platform.collective_fits import LOWER_BOUND, is_bound
 from perfkit.platform.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import find_models, is_same_device, load_platform
@@ -72,8 +73,11 @@ HIDDEN = 1.05
 BOUNDED, UNCERTAIN = 1.02, 1.25
 #: Collectives whose bytes between nodes are known, whatever the algorithm.
 CROSSING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-#: How the note of a fit of rails begins that is only a bound, and the spread of such a fit [-].
-LOWER_BOUND, BOUND_SPREAD = "lower bound", 0.3
+#: Largest message between nodes that is nothing but start-up, so that it tells the latency of a hop:
+#: near it libraries take more channels, see `perfkit.models.collectives.two_branch` [B].
+LARGEST_HOP = 2.0**16
+#: Spread of a fit of rails that is only a bound [-].
+BOUND_SPREAD = 0.3
 #: A link between nodes is questionable above this many times its network adapters, or below [-].
 TOO_FAST, TOO_SLOW = 1.15, 0.02
 #: Bus bandwidth inside a node, over the link of the datasheet, from which a log is doubted [-]:
@@ -520,11 +524,6 @@ def _mark_bound(fit: CollectiveModel, why: str, beta: float, nodes: int) -> Coll
     )
 
 
-def is_bound(fit: Fit) -> bool:
-    """Whether a fit of rails only bounds the link between nodes."""
-    return any(note.startswith(LOWER_BOUND) for note in fit.notes)
-
-
 def fit_kernel(
     rows: Table,
     sizes: Sequence[str],
@@ -818,7 +817,7 @@ def _fit_links(network: Network, fits: Mapping[str, CollectiveModel]) -> dict[st
         text = f"what the smallest size takes beyond its transfer, over its ring steps, {why}"
         hop = (
             HOP
-            if algorithm and fitted.smallest > LARGEST_START_UP
+            if algorithm and fitted.smallest > LARGEST_HOP
             else Quantity(alpha, "s", "fitted", text, fit.date)
         )
         rate = f"bus bandwidth, {why}"
@@ -1117,9 +1116,13 @@ def _check_link(platform: Platform, proven: float) -> Platform:
         return platform
     adapters = _find_adapters(platform)
     wire, fitted = link.bandwidth, format_rate(link.bandwidth.value, "B/s")
+    is_hidden = any(is_bound(fit) for fit in platform.collectives.values())
     if wire.value < PROVEN * proven:
         text = f"measured times prove it, their fit says {fitted}: {wire.source}"
         wire = replace(wire, value=proven, source=text)
+    elif is_hidden and adapters is not None and wire.value < adapters:
+        text = f"the adapters of the datasheet, as measured times show no limit; {wire.source}"
+        wire = replace(wire, value=adapters, kind="datasheet", source=text)
     elif adapters is not None and wire.value > max(adapters, proven):
         text = f"at most the adapters of the datasheet, the fit says {fitted}: {wire.source}"
         wire = replace(wire, value=max(adapters, proven), source=text)

@@ -40,6 +40,7 @@ from perfkit.prediction.uncertainty import (
     CONTEXT,
     find_host_error,
     find_least_spread,
+    grow_over_nodes,
     join_errors,
     list_dense_tables,
     list_idle_tensor_cores,
@@ -559,7 +560,8 @@ def estimate_spread(
     Notes
     -----
     Where whole iterations were fitted with their hosts, their spread holds all errors. The spread
-    of a level of software holds all but those of hosts. Else operation classes, collectives with
+    of a level of software holds all but those of hosts, and of collectives over more nodes than the
+    platform was measured on: no level knows its network. Else operation classes, collectives with
     their waiting, iterations around the sum of their kernels, and hosts have independent errors,
     each by its share of the time; on a GPU they are at least those of families of models that were
     left out, see `find_least_spread`.
@@ -594,6 +596,7 @@ def estimate_spread(
     )
     if priced.level is not None:
         kernel_spread = priced.level.spread
+    nodes_spread = collective_share * grow_over_nodes(timings.slowest, platform)
 
     host_error = find_host_error(platform, priced.groups[0].graph.execution)
     pipeline_host_spread = 0.0
@@ -603,6 +606,8 @@ def estimate_spread(
         timings.timeline, host_error, loading, timings.hosts_run_ahead, iteration_fit
     )
     update_spread = SIGMA_UPDATE * update_share
-    spread = math.hypot(kernel_spread, pipeline_host_spread, host_spread, update_spread)
+    spread = math.hypot(
+        kernel_spread, nodes_spread, pipeline_host_spread, host_spread, update_spread
+    )
     fit_or_level = iteration_fit if priced.level is None else priced.level
     return max(spread, find_least_spread(platform, fit_or_level))

@@ -2,7 +2,7 @@
 strategies at once."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -449,6 +449,33 @@ def _run_chosen(
     return map_arrays(put, times, after)
 
 
+def _spread_over_nodes(case: Case, times: StrategyTimes) -> Array:
+    """Extra spread of the time, as messages span more nodes than were measured [-].
+
+    Messages among ranks that share layers, sequences or experts, which fill nodes first, span the nodes
+    of their own ranks; those of replicas span all of them.
+    """
+    network = case.platform.network
+    if network.nodes == 1:
+        return np.zeros(case.count)
+    from perfkit.platform.collective_fits import grow_beyond  # only several nodes need it
+
+    def grow(ranks: Any) -> Array:
+        """Growth of messages among so many ranks, which fill one node after the other [-]."""
+        nodes = np.ceil(np.broadcast_to(ranks, case.count) / network.ranks_per_node)
+        growths = {count: grow_beyond(case.platform, int(count)) for count in np.unique(nodes)}
+        return np.array([growths[count] for count in nodes])
+
+    s = case.s
+    seconds = (
+        times.tensor * grow(s.tp)
+        + times.context * grow(s.tp * s.cp)
+        + times.experts * grow(s.apart_for_experts * s.ep)
+        + times.replicas * grow(s.ranks)
+    )
+    return np.asarray(seconds / times.total)
+
+
 def _estimate_spread(case: Case, times: StrategyTimes) -> Array:
     """Standard deviation of the logarithm of the time [-]."""
     message_share = times.messages / times.total
@@ -456,8 +483,9 @@ def _estimate_spread(case: Case, times: StrategyTimes) -> Array:
     is_assumed = np.zeros(1, dtype=bool)
     around = CONTEXT if case.whole is None else case.whole.spread
     device = join_errors(kernels[np.newaxis], is_assumed, message_share, around)
-    # a level of software holds all errors but those of hosts
+    # a level of software holds all errors but those of hosts, and of networks of more nodes
     device = np.where(np.isnan(case.level_spread), device, case.level_spread)
+    device = np.hypot(device, _spread_over_nodes(case, times))
     host_error = np.log(find_host_error(case.platform, case.execution))
     spread = np.hypot(device, times.host / times.total * host_error)
     update = np.where(case.s.offloads_optimizer, SIGMA_UPDATE * times.update / times.total, 0.0)

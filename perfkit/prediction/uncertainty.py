@@ -116,6 +116,40 @@ def join_errors(errors: Any, assumed: np.ndarray, waits: Any, whole: Any) -> Any
     return np.sqrt(sum(sums))
 
 
+def grow_over_nodes(rank_timeline: RankTimeline, platform: Platform) -> float:
+    """Extra spread of the collectives of a rank, as they span more nodes than were measured.
+
+    Parameters
+    ----------
+    rank_timeline : RankTimeline
+        The iteration of the rank.
+    platform : Platform
+        Where it runs.
+
+    Returns
+    -------
+    growth : float
+        Mean over its collectives by their times, which have a common error: see
+        `perfkit.platform.collective_fits.grow_beyond` [-].
+    """
+    if platform.network.nodes == 1:
+        return 0.0
+    from perfkit.platform.collective_fits import grow_beyond  # only several nodes need it
+
+    graph = rank_timeline.graph
+    times = (rank_timeline.ends - rank_timeline.starts)[graph.collectives]
+    communicators = graph.features.group[graph.collectives].astype(int)
+    local = platform.network.ranks_per_node
+    total = weighted = 0.0
+    for communicator in np.unique(communicators).tolist():
+        ranks = rank_timeline.times.group.communicator_ranks[communicator]
+        nodes = len({rank // local for rank in ranks})
+        time = float(times[communicators == communicator].sum())
+        total += time
+        weighted += time * grow_beyond(platform, nodes)
+    return weighted / total if total else 0.0
+
+
 def spread_host(
     timeline: Timeline,
     error: float,
