@@ -80,11 +80,11 @@ def test_measured_collectives_between_nodes_follow_a_named_network() -> None:
 def test_unknown_networks_and_those_of_other_devices_are_named() -> None:
     node = pk.load_platform("h100-sxm-8")
     with pytest.raises(
-        ValueError, match=r"network is 'nd-h100'; known are p4d, p4de, .*did you mean 'nd-h100-v5'"
+        ValueError, match=r"network is 'nd-h100'; did you mean 'nd-h100-v5'\? known are p4d, p4de"
     ):
         node.with_nodes(2, network="nd-h100")
     with pytest.raises(
-        PlatformError, match=r"platform is 'h100-sxm-8x2@efa': network is 'efa'; known"
+        PlatformError, match=r"platform is 'h100-sxm-8x2@efa': network is 'efa'; .*known"
     ):
         pk.load_platform("h100-sxm-8x2@efa")
     with pytest.warns(
