@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +71,8 @@ class Priced(NamedTuple):
     steps: int = 1
 
 
-class Entries(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Entries:
     """Ways to place units of tables that a relaxed problem allows, sorted by unit.
 
     Parameters
@@ -89,22 +92,27 @@ class Entries(NamedTuple):
     seconds: Array
     loads: Array
 
+    @cached_property
+    def place_of_unit(self) -> np.ndarray:
+        """Place of the unit of each entry among the units [-]."""
+        entries_of_unit = np.diff(self.first_of_unit, append=len(self.seconds))
+        return np.repeat(np.arange(len(self.first_of_unit)), entries_of_unit)
+
     def choose(self, prices: Array, curves: Sequence[PricedCurve]) -> Priced:
         """Let each unit choose its cheapest entry at some prices."""
         seconds = self.seconds + self.loads @ prices
         least = np.minimum.reduceat(seconds, self.first_of_unit)
-        entries_of_unit = np.diff(self.first_of_unit, append=len(seconds))
-        cheapest = np.flatnonzero(seconds == np.repeat(least, entries_of_unit))
-        position = np.searchsorted(cheapest, self.first_of_unit)
-        choice = cheapest[position]
+        cheapest = (seconds == least[self.place_of_unit]).nonzero()[0]
+        choice = cheapest[cheapest.searchsorted(self.first_of_unit)]
         time = float(least.sum())
-        wanted_loads = np.zeros(len(curves))
-        for number, curve in enumerate(curves):
-            times = curve.seconds - prices[number] * curve.sizes
-            smallest = int(np.argmin(times))
-            wanted_loads[number] = curve.sizes[smallest]
+        wanted_loads = []
+        for curve, price in zip(curves, prices.tolist(), strict=True):
+            times = curve.seconds - price * curve.sizes
+            smallest = times.argmin()
+            wanted_loads.append(curve.sizes[smallest])
             time += float(times[smallest])
-        return Priced(time, choice, prices, self.loads[choice].sum(axis=0), wanted_loads)
+        loads = self.loads[choice].sum(axis=0)
+        return Priced(time, choice, prices, loads, np.array(wanted_loads))
 
 
 def find_prices(
@@ -138,15 +146,16 @@ def find_prices(
             best = priced
         excess = (priced.loads - priced.wanted_loads) * scale
         is_too_low = center < least
-        if is_too_low.any():  # on the other side are prices that give a bound
+        any_is_too_low = bool(is_too_low.any())
+        if any_is_too_low:  # on the other side are prices that give a bound
             excess = np.where(is_too_low, scale, 0.0)
         reach = shape @ excess
         most_gain = math.sqrt(max(float(excess @ reach), 0.0))
-        is_close = most_gain <= _CLOSE * best.time and not is_too_low.any()
+        is_close = most_gain <= _CLOSE * best.time and not any_is_too_low
         if is_close or best.time > enough * (1 + _CLOSE) or not most_gain:
             break
         # better prices than the best so far lie beyond the center by this share of the ellipsoid
-        depth = 0.0 if is_too_low.any() else (best.time - priced.time) / most_gain
+        depth = 0.0 if any_is_too_low else (best.time - priced.time) / most_gain
         if depth >= 1:
             break
         step = reach / most_gain
@@ -157,6 +166,6 @@ def find_prices(
             center = center + scale * step * (1 + count * depth) / (count + 1)
             shrink = 2 * (1 + count * depth) / ((count + 1) * (1 + depth))
             growth = count**2 / (count**2 - 1) * (1 - depth**2)
-            shape = growth * (shape - shrink * np.outer(step, step))
+            shape = growth * (shape - shrink * (step[:, None] * step))
         priced = entries.choose(np.maximum(steady(center), least), curves)
     return best._replace(steps=steps)

@@ -160,6 +160,12 @@ class Curve:
     def __call__(self, nbytes: Array | float) -> Array:
         return np.where(np.asarray(nbytes) > 0, np.interp(nbytes, self.nbytes, self.seconds), 0.0)
 
+    def time_one(self, nbytes: float) -> float:
+        """Time of one message [s]."""
+        if nbytes <= 0:
+            return 0.0
+        return float(np.interp(nbytes, self.nbytes, self.seconds))
+
     def slope_below(self, high: float) -> float:
         """Slope of the steepest line through 0 that stays below the curve up to `high` [s/B].
 

@@ -151,8 +151,8 @@ class Relaxation:
         self.alone = np.maximum(self.alone, 0.0)
         #: Seconds of each entry that every rank has.
         self.everywhere: Array = of_every_rank.sum(axis=1)
-        #: Which entries are a whole unit on one rank.
-        self.is_whole = floors.kind == WHOLE.name
+        #: Entries that are a whole unit on one rank.
+        self.whole: np.ndarray = np.flatnonzero(floors.kind == WHOLE.name)
         #: By resource, the most bytes of pooled rows that a rank exchanges in so many seconds.
         self.light_curves = self._list_light_curves()
         #: Messages that take time.
@@ -197,24 +197,29 @@ class Relaxation:
         that a rank may have beside those of every rank [s].
         """
         ranks = self.problem.costs.ranks
-        most_unused = np.zeros(len(self.average))
+        exchanged = self.average[self.whole, Resource.POOLED] * ranks
+        most_unused = np.zeros(len(self.whole))
         all_large = []
         for resource, curve in self.light_curves.items():
             most = most_seconds[resource]
-            seconds = self.alone[:, resource]
+            seconds = self.alone[self.whole, resource]
             # two such shards do not lie on one rank
-            is_large = self.is_whole & (seconds > most / 2) & (seconds <= most)
+            is_large = (seconds > most / 2) & (seconds <= most)
+            if not is_large.any():
+                continue
             others = np.interp(most - seconds[is_large], curve.nbytes, curve.seconds)
-            free = peak - self.average[is_large, Resource.POOLED] * ranks - others
+            free = peak - exchanged[is_large] - others
             most_unused[is_large] = np.maximum(most_unused[is_large], free / ranks)
             all_large.append(is_large)
         # but one that is large in the forward pass alone and one that is in the backward pass alone
         # may, and then their rank counts once: only those large in one of the two are counted
-        unused = np.zeros(len(self.average))
+        of_whole = np.zeros(len(self.whole))
         for is_large in all_large:
             of_these = np.where(is_large, most_unused, 0.0)
-            if of_these.sum() > unused.sum():
-                unused = of_these
+            if of_these.sum() > of_whole.sum():
+                of_whole = of_these
+        unused = np.zeros(len(self.average))
+        unused[self.whole] = of_whole
         return unused
 
     def _find_unused_within(self, limits: Limits) -> Array:
@@ -414,7 +419,7 @@ class Relaxation:
             return max(average, alone)
         if grain is not None:
             average = _round_up(average, grain)
-        return float(self.problem.curves[resource](max(average, alone)))
+        return self.problem.curves[resource].time_one(max(average, alone))
 
     def time_choice(self, choice: np.ndarray) -> float:
         """Time of a choice of entries, if tables can be divided at will beside the largest shards
