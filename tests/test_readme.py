@@ -160,6 +160,7 @@ SLOW = (
     "gpu_vision",
     "encoders",
     "gpu_unet",
+    "strategies_beside",  # tests/test_strategies_beside.py draws other strategies, with bars
 )
 
 

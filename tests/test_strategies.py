@@ -596,8 +596,8 @@ def test_a_stage_holds_no_more_micro_batches_than_is_said(
 
 
 def test_the_event_loop_agrees_with_closed_forms() -> None:
-    """20 strategies drawn as the 200 that `benchmarks.scale` prints; test_readme.py compares 200 others
-    one by one."""
+    """20 strategies drawn as the 200 that `benchmarks.scale` prints; tests/test_strategies_beside.py
+    compares others one by one."""
     for schedules in scale.SCHEDULES_OF_DRAWS:
         drawn = scale.draw_strategies(20, schedules=schedules)
         errors = np.abs(np.array(scale.compare_events(drawn)) - 1)

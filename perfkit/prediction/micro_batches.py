@@ -3,6 +3,7 @@ times of both."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,8 @@ CORES = ("bmm", "attention")
 #: Tokens of a sequence in the first column of a recorded graph. A compiler merges what has equal
 #: sizes; it is read off this column, where no two sizes are equal by chance [-].
 _ODD = 1031
+#: Recordings of so many sizes at most, the odd one included, are kept: those of a search are large [-].
+_FEW_SIZES = 9
 #: Communicators of a graph of `perfkit.prediction.stages`: those below `PASSED` are waited for
 #: inside a pass, those from `PAIRS` on connect neighbouring stages [-].
 PASSED, PAIRS = 4, 8
@@ -749,10 +752,9 @@ def record_micro_batch(
     spreads_experts = bool(np.all(s.spreads_experts))
     ranks_of_expert = np.where(spreads_experts, s.ranks_of_expert, 1)
     shares_expert = np.all(ranks_of_expert > 1)
-    batch = _put_odd_first(3, s.micro_batch)
     tensor = _put_odd_first(3 if shares else 1, s.tp)
     cut = RankShare(
-        batch,
+        _put_odd_first(3, s.micro_batch),
         _put_odd_first(_ODD, model.sequence // s.cp),
         tensor=tensor,
         rows=tensor if np.all(s.rows > 1) else 1,
@@ -763,9 +765,54 @@ def record_micro_batch(
         reorders=bool(np.all(reorders_tokens(model, s))),
         load=_put_odd_first(1, find_loads(model, s)),
     )
-    replicated = bool(np.all(s.replicated))
-    exchange = "buckets" if replicated else "shards"
-    computed_again = _find_recorded(s)
+    if execution == "compiled":
+        refuse_hooks(model.optimizer_in_backward)
+    refuse_waits(model.optimizer, execution)
+    recording = _Recording(
+        model=model,
+        cut=cut,
+        computed_again=_find_recorded(s),
+        execution=execution,
+        pads_products=pads_products,
+        is_first_layer=is_first_layer,
+        replicated=bool(np.all(s.replicated)),
+        fuses_sums=bool(np.all(fuses_sums(model, s))),
+        keeps_fp8=bool(np.all(keeps_fp8(model, s))),
+        gathers_fp8=bool(np.all(gathers_fp8(model, s))),
+        has_buffers=bool(np.all(s.buffers)),
+    )
+    has_one_batch = np.ndim(model.batch) == 0
+    if has_one_batch and len(cut.batch) <= _FEW_SIZES:
+        return _record_once(recording)
+    return _record(recording)
+
+
+class _Recording(NamedTuple):
+    """What decides what is recorded of a micro-batch, see `perfkit.workloads.blocks.record_part`.
+
+    Sizes of `cut` are tuples, with an odd size first. `computed_again` is what layers compute again,
+    as `name_recorded` names it.
+    """
+
+    model: Transformer
+    cut: RankShare
+    computed_again: str
+    execution: str | None
+    pads_products: bool
+    is_first_layer: bool
+    replicated: bool
+    fuses_sums: bool
+    keeps_fp8: bool
+    gathers_fp8: bool
+    has_buffers: bool
+
+
+def _record(recording: _Recording) -> MicroBatch:
+    """Record a micro-batch."""
+    model, execution = recording.model, recording.execution
+    sizes = [np.array(size) if isinstance(size, tuple) else size for size in recording.cut]
+    cut = RankShare(*sizes)
+    computed_again = recording.computed_again
     # kinds of layers that lack a part compute less again
     recorded_model = alter(
         model,
@@ -778,23 +825,20 @@ def record_micro_batch(
     part = record_part(
         recorded_model,
         cut,
-        autocast=model.mixed and replicated,
-        exchange=exchange,
-        fuses_sums=bool(np.all(fuses_sums(model, s))),
-        keeps_fp8=bool(np.all(keeps_fp8(model, s))),
-        gathers_fp8=bool(np.all(gathers_fp8(model, s))),
-        has_buffers=bool(np.all(s.buffers)),
-        is_first_layer=is_first_layer,
+        autocast=model.mixed and recording.replicated,
+        exchange="buckets" if recording.replicated else "shards",
+        fuses_sums=recording.fuses_sums,
+        keeps_fp8=recording.keeps_fp8,
+        gathers_fp8=recording.gathers_fp8,
+        has_buffers=recording.has_buffers,
+        is_first_layer=recording.is_first_layer,
     )
-    if execution == "compiled":
-        refuse_hooks(model.optimizer_in_backward)
-    refuse_waits(model.optimizer, execution)
-    executed = execute([part.graph], execution, pads_products=pads_products)[0]
+    executed = execute([part.graph], execution, pads_products=recording.pads_products)[0]
     if executed.execution == "compiled":
         executed = _hand_weights_to_regions(executed)
 
     def spread(weights: RegionWeights) -> ByRegion[Array]:
-        return ByRegion(*(np.broadcast_to(of_region, len(batch)) for of_region in weights))
+        return ByRegion(*(np.broadcast_to(of_region, len(cut.batch)) for of_region in weights))
 
     return MicroBatch(
         executed,
@@ -804,13 +848,17 @@ def record_micro_batch(
         spread(part.sent),
         spread(part.states),
         part.update_scratch,
-        InputBytes(*(np.broadcast_to(nbytes, len(batch)) for nbytes in part.inputs)),
+        InputBytes(*(np.broadcast_to(nbytes, len(cut.batch)) for nbytes in part.inputs)),
     )
 
 
-def _put_odd_first(odd: int, sizes: Any) -> Array:
+#: A tuning, or both roads to the time of one strategy, ask for the same micro-batches again and again.
+_record_once = lru_cache(maxsize=64)(_record)
+
+
+def _put_odd_first(odd: int, sizes: Any) -> tuple[float, ...]:
     """An odd size, and those of strategies behind it."""
-    return np.append(odd, sizes).astype(float)
+    return tuple(np.append(odd, sizes).astype(float).tolist())
 
 
 def _find_fused_sums(graph: Graph) -> np.ndarray:
