@@ -63,6 +63,8 @@ GOLDEN_PARTS: Mapping[str, tuple[str, ...]] = {
     "fitting": ("fits", "primitives"),
     "calibration": ("fits",),
 }
+#: Test file of a part of the kept answers that tests/test_golden.py does not compare.
+FILE_OF_PART: Mapping[str, str] = {"fits": "tests/test_reference.py"}
 #: Tests that fail first where a room computes something wrong, the strongest first: closed forms
 #: beside predictions, builders beside programs and strategies, fits beside made-up measurements.
 GUARDS: Mapping[str, tuple[str, ...]] = {
@@ -239,6 +241,7 @@ def choose(changed: Sequence[Path], durations: Mapping[str, Mapping[str, float]]
     rooms = {name.split(".")[1] for name in modules if name.startswith("perfkit.")}
     parts = choose_parts(changed, rooms)
     near = rank_files(changed, modules, rooms)
+    near |= {FILE_OF_PART[part]: 0 for part in parts if part in FILE_OF_PART}
     costs = price_files(near, list_guards(rooms), durations)
 
     selection = Selection(
@@ -363,7 +366,7 @@ def _list_beyond(seconds: Mapping[str, float], most: float) -> list[str]:
 
 def name_part(part: str) -> str:
     """Test of one part of the kept answers."""
-    return f"{GOLDEN}::test_numbers_are_those_that_were_kept[{part}]"
+    return f"{FILE_OF_PART.get(part, GOLDEN)}::test_numbers_are_those_that_were_kept[{part}]"
 
 
 def _list_beside(changed: Sequence[Path]) -> list[str]:

@@ -33,7 +33,7 @@ def test_imports_are_followed_through_the_facade_and_through_helpers() -> None:
         ("perfkit/ground/units.py", quick.ANSWERS, "tests/test_units.py"),
         ("perfkit/readers/nccl.py", ("readers",), "tests/test_nccl.py"),
         ("perfkit/recording/values.py", ("captures",), "tests/test_recorded_values.py"),
-        ("tests/golden/fits.json", ("fits",), quick.GOLDEN),
+        ("tests/golden/fits.json", ("fits",), "tests/test_reference.py"),
         ("reference_data/datasheets.csv", quick.ANSWERS, "tests/test_gallery.py"),
         ("docs/recipes.md", (), "tests/test_recipes.py"),
         ("tests/fuzz/entries_optimizers.py", (), "tests/test_fuzz.py"),

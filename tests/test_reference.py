@@ -1,7 +1,6 @@
 """The committed measurements: the CPU platforms follow from them, and they hold their predictions
 to the bars."""
 
-import json
 import re
 from dataclasses import replace
 
@@ -11,11 +10,12 @@ import pytest
 from benchmarks.helpers.overheads import read_overheads
 from benchmarks.helpers.saved_runs import predict_again
 from perfkit.calibration.checks import Comparison, summarize_errors
-from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import Quantity
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import load_platform
+from tests.golden.answers import fitted
+from tests.kept_answers import check_part
 
 # calibrated with the standard models, and with 15 iterations of all families
 NAMES = ("zen5-2", "zen3-2")
@@ -29,14 +29,21 @@ def choose(saved: Comparison, *families: str) -> Comparison:
     return replace(saved, runs=tuple(run for run in saved.runs if run["family"] in families))
 
 
+@pytest.mark.usefixtures("few_calls")
+@pytest.mark.parametrize("part", ["fits"])
+def test_numbers_are_those_that_were_kept(part: str) -> None:
+    """As in tests/test_golden.py; the platforms that are fitted for it serve the tests below, too."""
+    check_part(part)
+
+
+@pytest.mark.usefixtures("few_calls")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_platform_is_what_its_measurements_give(name: str) -> None:
     if name == "zen3-2":
         pytest.importorskip(
             "torch", reason="nets are captured, which needs torch: pip install 'perfkit[measure]'"
         )
-    measurements = json.loads(find_reference("measured", f"{name}.measurements.json").read_text())
-    fresh, committed = fit_platform(measurements, name=name), load_platform(name)
+    fresh, committed = fitted(name), load_platform(name)
     for group in ("kernels", "collectives", "context"):
         ours, theirs = (
             p.context.fits() if group == "context" else getattr(p, group)
@@ -90,8 +97,7 @@ def test_unseen_runs_of_all_families_meet_the_bars() -> None:
 def test_unseen_runs_of_a_third_machine_meet_the_bars_at_its_usual_pace() -> None:
     """Three seeds drawn after the last change of a model, on a machine that says untrue things of
     its caches."""
-    measurements = json.loads(find_reference("measured", "xeon-2.measurements.json").read_text())
-    platform, saved = fit_platform(measurements, name="xeon-2"), checks("xeon-2")
+    platform, saved = fitted("xeon-2"), checks("xeon-2")
     again = predict_again(saved, platform)
     assert [r["predicted_s"] for r in again.runs] == pytest.approx(
         [r["predicted_s"] for r in saved.runs], rel=1e-4

@@ -810,8 +810,12 @@ class _Recording(NamedTuple):
 def _record(recording: _Recording) -> MicroBatch:
     """Record a micro-batch."""
     model, execution = recording.model, recording.execution
-    sizes = [np.array(size) if isinstance(size, tuple) else size for size in recording.cut]
-    cut = RankShare(*sizes)
+    sizes: dict[str, Any] = {
+        name: np.array(size)
+        for name, size in recording.cut._asdict().items()
+        if isinstance(size, tuple)
+    }
+    cut = recording.cut._replace(**sizes)
     computed_again = recording.computed_again
     # kinds of layers that lack a part compute less again
     recorded_model = alter(

@@ -858,6 +858,7 @@ def readers() -> Cases:
 
 
 @cache
+@cache
 def fitted(name: str) -> pk.Platform:
     """The platform that committed measurements give."""
     text = (MEASURED / f"{name}.measurements.json").read_text(encoding="utf-8")
