@@ -394,15 +394,35 @@ def test_bars_of_a_breakdown_come_in_the_order_of_an_iteration() -> None:
 
 def test_bars_of_modules_keep_the_total_and_gather_the_rest() -> None:
     rows = modules(40, longer=29, idle=0.1)
+    for row in rows:  # names without numbers, as equal layers would share a bar
+        row["module"] = row["module"].replace(".", "_")
     spec = plots.module_bars(rows).to_dict()
     (drawn,) = [rows for rows in spec["datasets"].values() if "seconds" in rows[0]]
     assert sum(row["seconds"] for row in drawn) == pytest.approx(40 * 3 + 29 + 5)
-    named = {f"layers.{i}" for i in range(29)}
+    named = {f"layers_{i}" for i in range(29)}
     assert {row["module"] for row in drawn} == named | {"11 other modules", "outside modules"}
     assert spec["title"]["subtitle"] == [
         "2.57 min in all; thin line: the device is idle, 4 s in all"
     ]
     assert read_subtitle(plots.module_bars(rows, about="net on toy"))[0] == "net on toy"
+
+
+def test_layers_that_take_the_same_time_share_a_bar() -> None:
+    times = {"embeddings": 5.0, "layers.0": 2.0, "layers.2": 1.0, "layers.3": 1.02, "layers.1": 1.0}
+    times |= {"layers.4": 1.0, "layers.5": 0.9, "heads.0": 1.0, "heads.1": 1.0}
+    rows = [
+        {"module": name, "forward_s": seconds, "backward_s": 2 * seconds, "idle_s": 0.1}
+        for name, seconds in times.items()
+    ]
+    spec = plots.module_bars(rows).to_dict()
+    (drawn,) = [rows for rows in spec["datasets"].values() if "seconds" in rows[0]]
+    shown = dict.fromkeys(row["module"] for row in drawn)
+    alike = "layers.1-4: 4 × 3.02 s"
+    assert list(shown) == ["embeddings", "layers.0", alike, "layers.5", "heads.0", "heads.1"]
+    (forward,) = [
+        row["seconds"] for row in drawn if row["module"] == alike and row["phase"] == "forward"
+    ]
+    assert forward == pytest.approx(4.02)
 
 
 @pytest.mark.parametrize("operations", [50, 5_000])

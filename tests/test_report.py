@@ -342,17 +342,17 @@ class OneSection(Reported):
 def test_the_headline_of_a_result_is_shown_whole(write: Any) -> None:
     """It was cut where it looked like a call of Python."""
     page = write(OneSection([("quantity", "value"), ("a", "1")]))
-    assert "<p><b>result(1) of (2)</b></p>" in page
+    assert '<p class="answer">result(1) of (2)</p>' in page
     model = replace(pk.Transformer.bert(layers=2, batch=8), name="bert(small)")
     exploration = pk.explore(model, "h100-sxm-8", ranks=2)
     page = unescape(write(exploration))
-    assert f"<p><b>{exploration.headline()}</b></p>" in page
-    assert exploration.headline().startswith("bert(small), batch 8")
+    assert f'<p class="answer">{exploration.headline()}</p>' in page
+    assert "bert(small), batch 8" in exploration.headline()
 
 
 def test_the_heading_of_a_result_is_not_cut_in_the_middle(write: Any) -> None:
     page = write(pk.TableSet((pk.EmbeddingTable(1000, 16),)))
-    assert "<h2>Embedding tables that every sample of a batch looks up</h2>" in page
+    assert "<h1>Embedding tables that every sample of a batch looks up</h1>" in page
 
 
 @pytest.mark.parametrize("part", [{"a": 1}, object(), 3.0, [("quantity", "value"), ("a", 1.5)]])

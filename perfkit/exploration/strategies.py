@@ -75,6 +75,10 @@ _MOST = 16
 _MOST_TOKENS = 32_768
 
 
+#: Rows of the Pareto front that a report shows [-].
+_SHOWN_OF_FRONT = 10
+
+
 @dataclass(frozen=True)
 class Exploration(Tabular):
     """Strategies that fit, the fastest first.
@@ -190,10 +194,14 @@ class Exploration(Tabular):
         """What a report shows, see `perfkit.ground.results.Sections`."""
         yield "", self.chart()
         front = self.front()
+        shown = front.sort("time").head(_SHOWN_OF_FRONT)
         figures = ["time", "low", "high", "needs"]
         others = ("tokens_per_s", "samples_per_s", "images_per_s", *_SHARED, *_FIELDS)
-        varied = [name for name in others if name in front.columns and front[name].n_unique() > 1]
-        yield "Nothing is faster with less memory and ranks", front.select(figures + varied)
+        varied = [name for name in others if name in shown.columns and shown[name].n_unique() > 1]
+        heading = "Pareto front: nothing is faster with less memory and ranks"
+        if len(front) > len(shown):
+            heading += f" (the fastest {len(shown)} of {len(front)})"
+        yield heading, shown.select(figures + varied)
         yield "", self.platform
 
     def cost(

@@ -1,5 +1,7 @@
 """A chart of modules: the time of each, by phase, and how long the device is idle in it."""
 
+import re
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +11,7 @@ import polars as pl
 from perfkit.ground.forks import check_threads
 from perfkit.ground.forms import refuse_misfits
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_type, format_time
+from perfkit.ground.units import check_type, format_ranks, format_time
 from perfkit.plots import canvas
 from perfkit.plots.canvas import ROWS, Frame, Row
 from perfkit.plots.colours import INK, colour
@@ -21,6 +23,11 @@ _PHASES = {"forward": "forward_s", "backward": "backward_s", "update": "update_s
 _MODULES = 30
 #: Share of the whole time below which a module has no bar of its own [-].
 _SMALL = 0.002
+#: From so many layers on that take the same time they share a bar [-], and how far from their median
+#: that time may be [-].
+_FEWEST_ALIKE, _ALIKE = 4, 0.03
+#: A module that is one of several: what they are called, and its number.
+_NUMBERED = re.compile(r"(?P<name>.+)\.(?P<number>[0-9]+)")
 #: Name of what belongs to no module.
 _OUTSIDE = "outside modules"
 
@@ -30,8 +37,9 @@ def module_bars(frame: Frame, *, about: str = "") -> alt.LayerChart:
     """Draw forward, backward and update time of every module, and how long the device is idle in
     it.
 
-    The 30 modules with most time have their own bar, in the order of the frame. All others, and
-    those with less than 0.2 % of the time, share one bar.
+    Four or more layers of one name that take the same time, within 3 %, share a bar, which says how
+    many there are and how long each takes. Then the 30 modules with most time have their own bar, in the
+    order of the frame. All others, and those with less than 0.2 % of the time, share one bar.
 
     Parameters
     ----------
@@ -50,7 +58,7 @@ def module_bars(frame: Frame, *, about: str = "") -> alt.LayerChart:
     defaults: dict[str, Any] = dict.fromkeys([*_PHASES.values(), "idle_s"], 0.0)
     rows = canvas.read_frame(frame, module="", **defaults)
     rows = rows.with_columns(time_s=pl.sum_horizontal(_PHASES.values()))
-    bars = _sum_bars(rows)
+    bars = _sum_bars(_join_alike(rows))
     modules = bars["module"].to_list()
     y = alt.Y("module:N", title=None, sort=modules, axis=alt.Axis(labelLimit=260))
     layers = [_draw_phases(bars.to_dicts(), y)]
@@ -63,6 +71,33 @@ def module_bars(frame: Frame, *, about: str = "") -> alt.LayerChart:
     notes.append(f"{total} in all; thin line: the device is idle, {waits} in all")
     heading = alt.Title("Where the time goes, by module", subtitle=notes)
     return LayerChart(layer=layers).properties(width=460, height=alt.Step(18), title=heading)
+
+
+def _join_alike(rows: Table) -> Table:
+    """The rows with one in place of layers that take the same time."""
+    numbers: dict[str, dict[int, float]] = {}
+    for module, seconds in rows.select("module", "time_s").iter_rows():
+        numbered = _NUMBERED.fullmatch(module)
+        if numbered is not None:
+            numbers.setdefault(numbered["name"], {})[int(numbered["number"])] = seconds
+    shared_by: dict[str, str] = {}  # the name of their bar by module
+    for name, seconds_of in numbers.items():
+        median = statistics.median(seconds_of.values())
+        alike = [
+            number
+            for number, seconds in sorted(seconds_of.items())
+            if abs(seconds - median) <= _ALIKE * median
+        ]
+        if len(alike) < _FEWEST_ALIKE:
+            continue
+        mean = statistics.mean(seconds_of[number] for number in alike)
+        label = f"{name}.{format_ranks(alike)}: {len(alike)} × {format_time(mean)}"
+        shared_by.update({f"{name}.{number}": label for number in alike})
+    names = [shared_by.get(module, module) for module in rows["module"]]
+    rows = rows.with_columns(module=pl.Series(names, dtype=pl.String))
+    return rows.group_by("module", maintain_order=True).agg(
+        pl.sum(*_PHASES.values(), "idle_s", "time_s")
+    )
 
 
 def _sum_bars(rows: Table) -> Table:

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,8 @@ CHARTS = {
     "modules": "module_bars",
     "memory": "memory_areas",
 }
+#: Least share of the time that a report says a faster resource to bring [-].
+_TELLING_GAIN = 0.001
 #: Warning where the host sets the pace.
 _ASSUMED = "the host sets the pace, and how fast it is was assumed from another machine"
 
@@ -665,6 +667,7 @@ class Prediction(Tabular):
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
         memory = self.memory()
+        yield "", self.chart("breakdown")
         times = {"time of an iteration": self.time, "the busiest resource alone": self.lower_bound}
         times |= {self._unhidden: self.serial, "if the host were never late": self.device_time}
         rows = [(name, format_time(seconds)) for name, seconds in times.items()]
@@ -688,9 +691,22 @@ class Prediction(Tabular):
             share = f"share of {of_peak} TFLOP/s, the peak in {self.workload.dtype} (MFU)"
             rows.append((share, f"{self.mfu:.1%}"))
         yield "Time and memory", [("quantity", "value"), *rows]
-        yield from (("", self.chart(kind)) for kind in CHARTS if self._has_chart(kind))
+        yield "What 20 % more would bring", self._list_helps()
+        for kind in CHARTS:
+            if kind != "breakdown" and self._has_chart(kind):
+                yield "", self.chart(kind)
         yield "Where the time goes", self.breakdown()
         yield "", self.platform
+
+    def _list_helps(self) -> list[Sequence[str]]:
+        """Rows of text: by how much an iteration is shorter with 20 % more of each resource, the
+        largest first."""
+        rows: list[Sequence[str]] = [("of this resource", "iteration", "shorter by")]
+        for name, _, _, _, more in self.sensitivity(0.2).table().rows():
+            gain = self.time - more
+            if gain >= _TELLING_GAIN * self.time:
+                rows.append((name, format_time(more), f"{gain / self.time:.1%}"))
+        return rows
 
     def explain(self) -> str:
         """The prediction in words: what was priced, the bounds of its time, and where the time

@@ -59,7 +59,7 @@ def report(
     path : str or Path
         File to write; an older one is replaced only when the new one is complete.
     title : str, optional
-        First line.
+        First line; by default what the results are.
     author : str, optional
         Author of the report.
     notes : str, optional
@@ -95,7 +95,7 @@ def report(
     )
     source = script.source if script else "'none'"
     page = _PAGES.get_template("page.html").render(
-        title=title or "Performance report",
+        title=title or _choose_title(results),
         about=author_and_versions,
         notes=notes,
         results=shown,
@@ -103,6 +103,12 @@ def report(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {source}",
     )
     return write_text(target, page)
+
+
+def _choose_title(results: Sequence[Reported]) -> str:
+    """What the results are, if they are of one kind."""
+    titles = {result.report_title for result in results}
+    return titles.pop() if len(titles) == 1 else "Performance report"
 
 
 def _check_results(results: Sequence[Any]) -> None:

@@ -9,7 +9,7 @@ from xml.parsers import expat
 from markupsafe import Markup
 
 from perfkit.ground.results import Reported, write_cells
-from perfkit.ground.units import clean, show
+from perfkit.ground.units import clean, format_count, show
 from perfkit.plots import INK
 from perfkit.plots.pictures import PictureError, draw_picture
 from perfkit.plots.theme import is_chart
@@ -48,6 +48,11 @@ class ShownResult:
     warnings: list[str]
     words: str  # its explanation, or empty
     parts: list[TablePart | ChartPart] = field(default_factory=list)
+
+    @property
+    def counted_warnings(self) -> str:
+        """How many warnings there are."""
+        return format_count(len(self.warnings), "warning")
 
 
 def show_results(results: Sequence[Reported], *, with_charts: bool) -> list[ShownResult]:
