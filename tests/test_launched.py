@@ -302,7 +302,12 @@ def test_a_rank_at_the_port_of_another_run_says_so(port: int) -> None:
     with pytest.raises(
         MeasurementError, match=r"rank 1 on localhost found no rank 0 of a run at .*MASTER_PORT"
     ):
-        Follower(launch(2, 2, rank=1, port=port), patience=0.2)
+        Follower(launch(2, 2, rank=1, port=port), patience=0.1)
+    store.set("perfkit, owner", "job 7, step 0")
+    with pytest.raises(
+        MeasurementError, match=r"found job 7, step 0 at localhost, port .* not its own a run; set"
+    ):
+        Follower(launch(2, 2, rank=1, port=port), patience=30)
     del store
 
 
@@ -331,6 +336,29 @@ def test_a_rank_without_a_seat_ends_all_and_each_knows_why(
         leader.run({"task": "collectives", "device": "cuda"})
     other.join(timeout=30)
     assert [ending.code for ending in endings] == [2]
+
+
+def test_a_lost_rank_explains_the_errors_of_others(port: int) -> None:
+    """The connection of rank 2 to rank 1 broke, and it said so first."""
+    pytest.importorskip("torch")
+    from perfkit.measure import lifelines
+    from perfkit.measure.lifelines import Loss
+
+    def follow(rank: int) -> None:
+        lifelines.Follower(launch(3, 3, rank=rank, port=port), patience=30).work()
+
+    others = [threading.Thread(target=follow, args=(rank,), daemon=True) for rank in (1, 2)]
+    for other in others:
+        other.start()
+    with (
+        pytest.raises(MeasurementError, match="rank 1 is gone"),
+        lifelines.lead(launch(3, 3, port=port)) as leader,
+    ):
+        leader._note_loss(Loss(rank=2, text="closed by peer", may_follow=True))
+        leader._note_loss(Loss(rank=1, text="rank 1 is gone"))
+        raise leader.explain(RuntimeError("closed by peer"))
+    for other in others:
+        other.join(timeout=30)
 
 
 def test_what_is_no_rank_is_not_listened_to(port: int) -> None:

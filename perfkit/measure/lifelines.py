@@ -41,6 +41,8 @@ _LOOK = 1.0
 _TURN = 0.2
 #: Time that a rank which failed waits for rank 0 to say so [s].
 _LAST_WORDS = 15.0
+#: Where the store of a run says whose it is.
+_OWNER = "perfkit, owner"
 _KEPT = "finished measurements are kept, the same command continues"
 #: Longest first message of a rank; other programs may speak to the port [B].
 _LONGEST_HELLO = 4096
@@ -60,11 +62,14 @@ class Loss:
         What happened, with its host.
     signal : int or None
         The signal that interrupted it, if one did [-].
+    may_follow : bool
+        Whether this may be what another loss has caused: an error, such as a closed connection.
     """
 
     rank: int
     text: str
     signal: int | None = None
+    may_follow: bool = False
 
 
 @dataclass
@@ -101,6 +106,7 @@ class Leader:
         self._condition = threading.Condition()
         self._lines: dict[int, _Line] = {}
         self._losses: list[Loss] = []
+        self._cause: Loss | None = None
         self._jobs = 0
         self._works = False
         self._is_over = False
@@ -116,6 +122,7 @@ class Leader:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         place = {"port": self._door.getsockname()[1], "token": self._token}
+        self._store.set(_OWNER, launched.run)
         self._store.set(_name_key(launched), json.dumps(place))
         try:
             self._wait_for("hello", patience)
@@ -176,15 +183,26 @@ class Leader:
         error : BaseException
             One that names the other rank, or the same.
         """
-        with self._condition:
-            self._condition.wait_for(lambda: self._losses, timeout=_LOOK)
-            loss = self._losses[0] if self._losses else None
+        loss = self._find_cause()
         self._told.set()
         if loss is None:
             return error
         if loss.signal is not None:
             return KeyboardInterrupt(loss.signal)
         return MeasurementError(loss.text)
+
+    def _find_cause(self) -> Loss | None:
+        """The loss that came first, or shortly after it one that nothing else explains; None if no
+        rank is lost."""
+
+        def find() -> Loss | None:
+            return next((loss for loss in self._losses if not loss.may_follow), None)
+
+        with self._condition:
+            self._condition.wait_for(find, timeout=_LOOK)
+            if self._cause is None and self._losses:
+                self._cause = find() or self._losses[0]
+            return self._cause
 
     def end(self, code: int, answer: Any = None) -> None:
         """End all other ranks.
@@ -196,7 +214,7 @@ class Leader:
         answer : optional
             What they return, as plain JSON.
         """
-        culprit = self._losses[0].rank if self._losses else 0
+        culprit = self._cause.rank if self._cause else 0
         self._is_over = True
         self._send({"end": code, "culprit": culprit, "answer": answer})
         self._told.set()
@@ -239,7 +257,7 @@ class Leader:
                 self._condition.wait(timeout=_TURN)
             else:
                 return [self._lines[rank].arrived.pop(kind) for rank in others]
-        raise self.explain(MeasurementError(self._losses[0].text))
+        raise self.explain(MeasurementError("a rank is gone"))
 
     def _describe_wait(self, missing: list[int]) -> str:
         launched = self.launched
@@ -318,7 +336,7 @@ class Leader:
             return
         elif "failed" in message:
             text = f"rank {line.rank} on {line.host} failed: {message['failed']}; {_KEPT}"
-            self._note_loss(Loss(rank=line.rank, text=text))
+            self._note_loss(Loss(rank=line.rank, text=text, may_follow=True))
         elif "interrupted" in message:
             number = message["interrupted"]
             text = f"rank {line.rank} on {line.host} was interrupted by signal {number}; {_KEPT}"
@@ -333,6 +351,8 @@ class Leader:
         if self._is_over:
             return
         with self._condition:
+            if any(known.rank == loss.rank for known in self._losses):
+                return  # it has said why before it ended
             self._losses.append(loss)
             self._condition.notify_all()
             is_first = len(self._losses) == 1
@@ -345,7 +365,9 @@ class Leader:
         """End this process, which waits inside of a collective that no rank will finish."""
         if self._told.is_set() or not self._works:
             return
-        loss = self._losses[0]
+        loss = self._find_cause()
+        if loss is None:
+            return
         print(f"\nperfkit: {loss.text}", file=sys.stderr, flush=True)
         self.end(2)
         os._exit(2 if loss.signal is None else 128 + loss.signal)
@@ -389,16 +411,25 @@ class Follower:
 
     def _find_door(self, patience: float) -> dict[str, Any]:
         """Where rank 0 listens."""
-        launched = self.launched
-        try:
-            self._store.wait([_name_key(launched)], timedelta(seconds=patience))
-            place: dict[str, Any] = json.loads(self._store.get(_name_key(launched)))
-        except RuntimeError as error:
-            raise MeasurementError(
-                f"{launched.name} found no rank 0 of {launched.run} at {launched.address}, port "
-                f"{launched.port}, within {patience:.0f} s; another run may use this port: set "
-                "MASTER_PORT to a free one, the same for all ranks"
-            ) from error
+        launched, key = self.launched, _name_key(self.launched)
+        deadline = time.monotonic() + patience
+        while not self._store.check([key]):
+            owner = launched.run
+            if self._store.check([_OWNER]):
+                owner = self._store.get(_OWNER).decode()
+            if owner != launched.run:
+                raise MeasurementError(
+                    f"{launched.name} found {owner} at {launched.address}, port {launched.port}, and "
+                    f"not its own {launched.run}; set MASTER_PORT to a free port, the same for all ranks"
+                )
+            if time.monotonic() > deadline:
+                raise MeasurementError(
+                    f"{launched.name} found no rank 0 of {launched.run} at {launched.address}, port "
+                    f"{launched.port}, within {patience:.0f} s; what rank 0 printed says why; if "
+                    "another program uses this port, set MASTER_PORT to a free one"
+                )
+            time.sleep(_TURN)
+        place: dict[str, Any] = json.loads(self._store.get(key))
         return place
 
     def work(self) -> "Ending":
@@ -429,7 +460,7 @@ class Follower:
             self._works = False
             self._say({"failed": str(error) or type(error).__name__})
             message = self._wait_for_end()
-            if message["culprit"] == self.launched.rank or message["end"] is None:
+            if message["end"] is not None and message["culprit"] == self.launched.rank:
                 raise MeasurementError(f"{self.launched.name}: {error}") from error
             return self._finish(message)
 
@@ -451,10 +482,14 @@ class Follower:
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-        if message["end"] is None:
+        if message["end"] is None and self.launched.rank == 1:  # one of all says it
+            print(file=sys.stderr)  # below the bar that rank 0 has left
             raise MeasurementError(
-                f"{self.launched.name}: rank 0 is gone without a word; look at its last output; {_KEPT}"
+                f"rank 0 on {self.launched.address} is gone without a word; look at its last output, "
+                f"at the memory of the host and at dmesg there; {_KEPT}"
             )
+        if message["end"] is None:
+            return Ending(code=2, answer=None)
         if message["end"]:
             time.sleep(_LOOK)  # launchers stop rank 0 when another rank ends; it may speak first
         return Ending(code=message["end"], answer=message["answer"])
