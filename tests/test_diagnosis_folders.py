@@ -46,6 +46,15 @@ def test_a_platform_of_another_device_or_of_other_nodes_is_refused(tmp_path: Pat
     )
 
 
+def test_a_platform_with_more_ranks_in_a_node_than_links_join_is_named(tmp_path: Path) -> None:
+    """Links of an HGX of H100 join eight; with nine, limits are others."""
+    curve = follow(20e-6, 400e9, "all_reduce", 8)
+    log = write_run(tmp_path / "one.log", curve, device="NVIDIA H100 80GB HBM3", sizes=SIZES[-3:])
+    assert not pk.diagnose(log, "h100-sxm-8").warnings
+    [warning] = pk.diagnose(log, "h100-sxm-9").warnings
+    assert "a node has 9 ranks, and links of" in warning and "take 'h100-sxm-8x2'" in warning
+
+
 # -- several logs
 # --------------------------------------------------------------------------------------------------
 

@@ -733,7 +733,7 @@ def test_the_ranks_that_would_do_do() -> None:
     with pytest.raises(InfeasibleError, match="memory: all tables together") as found:
         find(tables, ranks=2, **settings)
     ranks = int(re.search(r"(\d+) ranks would do", str(found.value))[1])  # type: ignore[index]
-    assert 2 < ranks <= 8
+    assert ranks in (4, 8), "as many as machines have"
     assert find(replace(tables, batch=ranks * 512), ranks=ranks, **settings).prediction.fits
 
 

@@ -19,6 +19,7 @@ from perfkit.diagnosis.systems import System, describe_system, find_system
 from perfkit.diagnosis.verdicts import find_too_slow, judge_run
 from perfkit.ground.files import check_paths
 from perfkit.ground.units import check_type, show
+from perfkit.platform.datasheets import note_large_node
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.readers.log_facts import LogFacts
 from perfkit.readers.log_text import read_text
@@ -103,6 +104,9 @@ def diagnose(
             exceeded = too_slow.get(_identify(system), frozenset())
             findings.append(_judge(read, facts, rows, system, given, exceeded))
             report((number + 1) / len(runs))
+    if given is not None:
+        network = given.platform.network
+        texts += note_large_node(given.platform.device, network.ranks_per_node, network.ranks)
     return Diagnosis(tuple(findings), tuple(dict.fromkeys(texts)))
 
 

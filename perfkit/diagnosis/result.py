@@ -53,7 +53,7 @@ class Diagnosis(Tabular):
     findings : tuple of Finding
         One for each run, in the order of the logs.
     warnings : tuple of str
-        What reading the logs warned of.
+        What reading the logs warned of, and a platform whose nodes cannot be.
     """
 
     report_title = "Is this bandwidth normal?"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perfkit.ground.hardware import Network
 from perfkit.ground.units import Array, format_bytes
 from perfkit.sharding.constraints import InfeasibleError
 from perfkit.sharding.problem import DEVICE_RESOURCES, Candidates, Floors, Grain, Problem, Resource
@@ -509,7 +510,9 @@ def check_memory(problem: Problem, candidates: Candidates) -> None:
     largest = int(np.argmax(least_of_shard))
     needed = least_of_shard[largest]
     if needed > capacity:
-        enough_ranks = max(ranks + 1, math.ceil(ranks * needed / capacity))
+        enough_ranks = round_to_nodes(
+            max(ranks + 1, math.ceil(ranks * needed / capacity)), problem.costs.platform.network
+        )
         need = f"{names[largest]} needs at least {format_bytes(needed)} on one rank"
         would = f"about {enough_ranks} ranks would do if it may be split"
         advice = "or give more memory, fewer min_columns, a smaller batch or smaller tables"
@@ -521,10 +524,39 @@ def check_memory(problem: Problem, candidates: Candidates) -> None:
         hold = f"{ranks} ranks hold {format_bytes(capacity * ranks)} ({rest})"
         by_size = np.argsort(-least_of_unit, kind="stable")
         largest_names = ", ".join(names[unit] for unit in by_size[:3])
-        text = f"{math.ceil(needed / capacity)} ranks would do; the largest are {largest_names}"
+        enough_ranks = round_to_nodes(math.ceil(needed / capacity), problem.costs.platform.network)
+        text = f"{enough_ranks} ranks would do; the largest are {largest_names}"
         raise InfeasibleError(
             f"memory: all tables together need {format_bytes(needed)}; {hold}; {text}{_advise_host(problem)}"
         )
+
+
+def round_to_nodes(ranks: int, network: Network) -> int:
+    """The next number of ranks that somebody has: a power of two in a node, or whole nodes.
+
+    Parameters
+    ----------
+    ranks : int
+        Ranks that are needed [-].
+    network : Network
+        With the ranks of a node.
+
+    Returns
+    -------
+    ranks : int
+        As many or more [-].
+
+    Examples
+    --------
+    >>> from perfkit.platform.gallery import load_platform
+    >>> network = load_platform("h100-sxm-8").network
+    >>> [round_to_nodes(ranks, network) for ranks in (1, 3, 5, 8, 13, 17)]
+    [1, 4, 8, 8, 16, 24]
+    """
+    of_node = network.ranks_per_node
+    if ranks >= of_node:
+        return of_node * math.ceil(ranks / of_node)
+    return min(of_node, 2 ** math.ceil(math.log2(ranks)))
 
 
 def _advise_host(problem: Problem) -> str:
