@@ -416,6 +416,9 @@ def test_a_killed_rank_ends_all_and_a_second_job_continues(port: int, tmp_path: 
     assert "partly from" in done.stderr, "what was measured is kept"
     assert done.stdout.count("Platform(") == 1 and done.stdout.count("written to") == 1
     assert "a rehearsal: nothing was timed" in done.stdout
+    [measured] = [line for line in done.stdout.splitlines() if line.startswith("measured: ")]
+    assert {"gemm", "all_gather.2"} <= {*measured.removeprefix("measured: ").split(", ")}
+    assert "host" not in measured
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "mine.measurements.json",
         "mine.toml",

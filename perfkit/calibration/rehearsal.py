@@ -11,7 +11,7 @@ from perfkit.measure.probes import CollectiveProbe, KernelProbe, Probe
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.platform import Platform
 
-#: Spread of the answers around the predictions, so that a fit has something to do [-]; a choice.
+#: Spread of the answers around the predictions [-]; formulas, table 6.2.
 _NOISE = 0.02
 #: Why an iteration has no answer.
 NOT_REHEARSED = "not rehearsed"

@@ -178,7 +178,7 @@ def calibrate_command(
         rehearse=rehearse,
         **keep_given(device=device, models=models),
     )
-    lines = [repr(platform)]
+    lines = [repr(platform), *_describe_measured(platform)]
     for name in _LEFT:
         if platform.provenance.get(name):
             lines.append(f"{name}: {platform.provenance[name]}")
@@ -233,6 +233,16 @@ def _follow(launched: LaunchedRanks, *, measures: bool) -> int:
         return Follower(launched).work().code
     except KeyboardInterrupt as interrupt:  # all ranks are interrupted, and rank 0 says so
         return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
+
+
+def _describe_measured(platform: Platform) -> list[str]:
+    """A line about the fits of a calibration of GPUs that are its own."""
+    source = platform.provenance.get("id")
+    if not source or "as in the base" not in platform.provenance:
+        return []
+    fits = {**platform.kernels, **platform.collectives}
+    names = [name for name, fit in fits.items() if fit.source.startswith(source)]
+    return [f"measured: {', '.join(names)}"] if names else []
 
 
 def _assemble(

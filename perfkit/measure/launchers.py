@@ -239,7 +239,7 @@ def _read_mpi(
             ranks_per_node=local,
             node=socket.gethostname(),
             host=_name_host(),
-            run=launcher,
+            run=os.environ.get("PMIX_NAMESPACE", launcher),
             address=address,
             port=port,
         )

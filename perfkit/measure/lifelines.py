@@ -34,7 +34,7 @@ _PATIENCE = 300.0
 #: Time after which rank 0 names the ranks that it waits for [s].
 _TELL = 15.0
 #: Time in which a rank that works may find out by itself that another is gone [s].
-_GRACE = 5.0
+_GRACE = 2.0
 #: Time in which rank 0 may find out why its own work failed [s].
 _LOOK = 1.0
 #: Time after which the thread of rank 0 looks whether it is still needed [s].
@@ -325,8 +325,9 @@ class Leader:
     def _take(self, line: _Line, message: dict[str, Any]) -> None:
         """Take one message of a rank."""
         if "hello" in message:
-            if message["token"] != self._token:
-                return  # not one of ours
+            is_known = message["hello"] in self._lines  # ranks of another run at the same port
+            if message["token"] != self._token or is_known:
+                raise ValueError("not one of ours")
             with self._condition:
                 line.rank, line.host = message["hello"], message["host"]
                 self._lines[line.rank] = line
