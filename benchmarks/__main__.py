@@ -142,6 +142,7 @@ def _list_arguments(
     yield "gpu_steps", ["--saved", str(measured / "h100-1.check-1.json")]
     yield "gpu_survey", ["--saved", str(measured / "h200-2.survey.json")]
     yield "gpu_forms", shorten("--systems", ",".join(PAIR))
+    yield "few_nodes", []
     yield "gpu_networks", []
     yield "gpu_unet", []
     yield "traced", []

@@ -50,6 +50,7 @@ def test_a_platform_with_the_network_of_a_provider_is_the_same_by_name_and_by_me
     assert by_name.name == "h100-sxm-8x64@p5" and by_name.network.ranks == 512
     assert by_name.network.links["inter"].name == "EFA of AWS p5"
     assert by_name.with_nodes(2).name == "h100-sxm-8x2@p5"
+    assert by_name.with_nodes(3, ranks_per_node=4).name == "h100-sxm-4x3@p5"
     assert pk.Platform.from_toml(by_name.to_toml()) == by_name
     with pytest.raises(ValueError, match=r"with_nodes\(128\), --platform h100-sxm-8x128@p5"):
         by_name.collective("all_reduce", 1e6, ranks=1024)
@@ -68,9 +69,9 @@ def test_a_quarter_of_the_adapters_takes_four_times_as_long() -> None:
 
 def test_measured_collectives_between_nodes_follow_a_named_network() -> None:
     measured = pk.load_platform("h100-sxm-8x8")
-    joined = measured.with_nodes(8, network="a3-mega")
+    joined = measured.with_nodes(8, network="a3-high")
     was, now = measured.network.links["inter"], joined.network.links["inter"]
-    assert joined.name == "h100-sxm-8x8@a3-mega" and now.latency == was.latency
+    assert joined.name == "h100-sxm-8x8@a3-high" and now.latency == was.latency
     ratio = was.bandwidth.value / now.bandwidth.value
     fits = [platform.collectives["all_gather.10.rail"] for platform in (measured, joined)]
     assert fits[1]["beta"] / fits[0]["beta"] == pytest.approx(ratio)

@@ -156,6 +156,7 @@ SLOW = (
     "left_out",
     "gpu_networks",
     "gpu_forms",
+    "few_nodes",
     "gpu_context",
     "gpu_vision",
     "encoders",

@@ -304,6 +304,15 @@ BENCHMARKS = (
         "GPU kernels and collectives: public measurements of A100 and H100",
     ),
     Benchmark(
+        "few_nodes",
+        "How far off are collectives on many nodes that are predicted from one or two?",
+        "",
+        6,
+        (Need.SHARED,),
+        _ACCURACY,
+        "Many nodes from one or two",
+    ),
+    Benchmark(
         "gpu_products",
         "How far off are large matrix products on GPUs of the gallery?",
         "",

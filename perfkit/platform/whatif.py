@@ -133,9 +133,10 @@ def _with_fabric(platform: P, fabric: Fabric, name: str) -> P:
 def _with_ranks_of_node(platform: P, ranks_per_node: int) -> P:
     """A single node with another number of ranks."""
     nodes = platform.network.nodes
-    name = re.sub(rf"-\d+?(x{nodes})?$", f"-{ranks_per_node}", platform.name)
+    name, at, fabric = platform.name.partition("@")
+    name = re.sub(rf"-\d+?(x{nodes})?$", f"-{ranks_per_node}", name)
     node = resize_nodes(platform, 1, ranks_per_node)
-    return derive(node, name, f"{ranks_per_node} ranks a node")
+    return derive(node, f"{name}{at}{fabric}", f"{ranks_per_node} ranks a node")
 
 
 def _knows_nodes(platform: Machine) -> bool:
