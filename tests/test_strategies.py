@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import perfkit as pk
 from benchmarks import gpu_context, scale, updates
 from perfkit.exploration.strategies import explore
 from perfkit.exploration.sweeps import sweep
@@ -924,3 +925,10 @@ def test_two_curves_cross_where_they_are_equal() -> None:
     rising = np.array([1.0, 2.0])
     assert updates.find_crossing(sizes, falling, rising) == pytest.approx(2)
     assert np.isnan(updates.find_crossing(sizes, rising, 2 * rising))
+
+
+def test_streams_are_named_by_what_their_ranks_share() -> None:
+    model = pk.Transformer.preset("gpt3-1.3b", layers=4, batch=16, dtype="bf16")
+    shared = Strategy(tp=2, pp=2, dp=2)
+    streams = {*pk.predict(model, "h100-sxm-8", ranks=8, strategy=shared).timeline()["stream"]}
+    assert streams == {"compute", "tensor-parallel", "data-parallel", "pipeline 0", "pipeline 1"}

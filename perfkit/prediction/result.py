@@ -54,6 +54,16 @@ CHARTS = {
     "modules": "module_bars",
     "memory": "memory_areas",
 }
+#: Resources of `perfkit.platform.whatif.RESOURCES` in words.
+_RESOURCES = {
+    "peak": "FLOP/s of the device (peak)",
+    "memory": "bandwidth of its memory (memory)",
+    "cache": "bandwidth and size of its caches (cache)",
+    "intra": "bandwidth of links in a node (intra)",
+    "inter": "bandwidth of links between nodes (inter)",
+    "latency": "quickness of collectives to start (latency)",
+    "host": "speed of the host (host)",
+}
 #: Least share of the time that a report says a faster resource to bring [-].
 _TELLING_GAIN = 0.001
 #: Warning where the host sets the pace.
@@ -705,7 +715,7 @@ class Prediction(Tabular):
         for name, _, _, _, more in self.sensitivity(0.2).table().rows():
             gain = self.time - more
             if gain >= _TELLING_GAIN * self.time:
-                rows.append((name, format_time(more), f"{gain / self.time:.1%}"))
+                rows.append((_RESOURCES[name], format_time(more), f"{gain / self.time:.1%}"))
         return rows
 
     def explain(self) -> str:

@@ -173,9 +173,10 @@ class RankTimeline:
             return "compute"
         if self.graph.labels[position].name in HOST_WORK:
             return "host memory"
-        if len(self.graph.groups) > 1:
-            return f"communication {int(self.graph.column('group')[position])}"
-        return "communication"
+        if len(self.graph.groups) <= 1:
+            return "communication"
+        number = int(self.graph.column("group")[position])
+        return self.graph.group_names.get(number, f"communication {number}")
 
 
 def measure_overlap(in_flight: Array, starts: Array, ends: Array) -> Array:

@@ -40,6 +40,19 @@ class Communicator(IntEnum):
     BESIDE = 7
 
 
+#: What the ranks of each communicator share, as charts name it.
+GROUP_NAMES: dict[int, str] = {
+    Communicator.TENSOR: "tensor-parallel",
+    Communicator.CONTEXT: "context-parallel",
+    Communicator.EXPERTS: "expert-parallel",
+    Communicator.EXPERT: "tensor-parallel in experts",
+    Communicator.REPLICAS: "data-parallel",
+    Communicator.ACROSS: "data-parallel across groups",
+    Communicator.ROUTED: "data-parallel of experts",
+    Communicator.BESIDE: "expert-parallel beside passes",
+}
+
+
 class _AttentionRun(NamedTuple):
     """Kernels of attention that follow one another in a pass.
 

@@ -23,7 +23,7 @@ from perfkit.prediction.micro_batches import (
 )
 from perfkit.prediction.offload import note_offload, size_offload
 from perfkit.prediction.ranks import resolve_workload
-from perfkit.prediction.stage_blocks import Communicator, KindOfPass
+from perfkit.prediction.stage_blocks import GROUP_NAMES, Communicator, KindOfPass
 from perfkit.prediction.stage_operations import OperationTable
 from perfkit.prediction.stage_programs import BOTH_ENDS, Program, Unit
 from perfkit.prediction.stage_shards import IN_HOOK, UnitRows
@@ -755,6 +755,7 @@ class _StageMaker:
                 dtypes=dtypes,
                 ranks=ranks,
                 algorithms=self.list_algorithms(),
+                group_names=self.name_communicators(),
                 waits=program.list_waits(),
                 execution=self.graph.execution,
                 held=held,
@@ -768,6 +769,11 @@ class _StageMaker:
         if not self.s.two_level:
             return {}
         return {Communicator.EXPERTS: "two_level", Communicator.BESIDE: "two_level"}
+
+    def name_communicators(self) -> dict[int, str]:
+        """What the ranks of each communicator share, as charts name it."""
+        borders = count_ways(self.s) * self.s.pp
+        return GROUP_NAMES | {PAIRS + way: f"pipeline {way}" for way in range(borders)}
 
     def list_communicators(self) -> tuple[tuple[int, ...], ...]:
         """Ranks of each communicator of the first rank, in the order of their numbers."""

@@ -224,6 +224,9 @@ class Graph(Tabular):
     algorithms : mapping of int to str
         Algorithm of the collectives of a communicator, by its number, where its ranks fill several
         nodes; the library chooses all others.
+    group_names : mapping of int to str
+        What the ranks of a communicator share, by its number, as charts name its stream; others have
+        their number.
     untouched : float
         Frozen weights that no operation reads as a whole, as those that are looked up in [B].
     """
@@ -256,6 +259,7 @@ class Graph(Tabular):
     optimizer: str = ""
     updated_by: str = ""
     algorithms: Mapping[int, str] = field(default_factory=dict)
+    group_names: Mapping[int, str] = field(default_factory=dict)
     untouched: float = 0.0
 
     def __len__(self) -> int:
