@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="record needs torch: pip install 'perfkit[measure]'")
@@ -174,15 +175,24 @@ def test_an_optimizer_inside_of_an_optimizer_ends_no_iteration() -> None:
     assert recording.graph.updated_by == "outer, sgd"
 
 
-@pytest.mark.parametrize(
-    ("steps", "text"),
-    [(0, "without an update of an optimizer of PyTorch"), (1, "after 1 update.* needs 2")],
-)
-def test_a_loop_with_too_few_updates_is_refused(steps: int, text: str) -> None:
-    with pytest.raises(ValueError, match=text), record(device="cpu"):
+def test_a_loop_without_an_update_is_refused() -> None:
+    with pytest.raises(ValueError, match="without an update of"), record(device="cpu"):
+        model, _ = make_model()
+        model(torch.ones(ROWS, WIDTH)).sum().backward()
+
+
+def test_a_single_update_is_recorded_from_the_first_forward_pass() -> None:
+    with (
+        pytest.warns(UserWarning, match="the loop has one update"),
+        record(device="cpu") as recording,
+    ):
         model, updates = make_model()
-        for _ in range(steps):
-            train(model, updates)
+        with torch.no_grad():  # as of a first evaluation
+            model(torch.ones(100, WIDTH))
+        train(model, updates)
+    assert list_rows(recording) == [ROWS]
+    assert list_names(recording.graph)[0] == "addmm"
+    assert recording.count == 1
 
 
 def test_an_error_of_the_loop_is_raised_and_the_process_is_as_before() -> None:
@@ -216,11 +226,8 @@ def test_a_loop_that_decides_by_its_loss_says_so() -> None:
     assert list_names(recording.graph).count("addmm") == 2
 
 
-def test_a_loop_that_keeps_the_best_says_that_it_may_decide() -> None:
-    with (
-        pytest.warns(UserWarning, match=r"3 of 4 .* may decide by computed numbers.*test_scripts"),
-        record(device="cpu"),
-    ):
+def test_a_loop_that_keeps_the_best_says_that_it_decides() -> None:
+    with pytest.warns(UserWarning) as told, record(device="cpu"):
         model, updates = make_model()
         best = 10.0
         while True:
@@ -228,6 +235,32 @@ def test_a_loop_that_keeps_the_best_says_that_it_may_decide() -> None:
             if loss < best:
                 best = loss
                 model(torch.ones(ROWS, WIDTH))
+    texts = [str(each.message) for each in told]
+    assert any("3 of 4 that were recorded" in text for text in texts)
+    assert any("decides by computed numbers" in text for text in texts)
+
+
+def test_a_loop_that_always_differs_may_decide() -> None:
+    with (
+        pytest.warns(UserWarning, match="may decide by computed numbers"),
+        record(device="cpu"),
+    ):
+        model, updates = make_model()
+        for step in range(100):
+            train(model, updates, rows=step + 1).item()
+
+
+def test_rare_work_beside_numbers_that_are_logged_decides_nothing() -> None:
+    with (
+        pytest.warns(UserWarning, match=r"FLOP; a mean over .* with its count$"),
+        record(device="cpu") as recording,
+    ):
+        model, updates = make_model()
+        for step in range(1000):
+            train(model, updates).item()
+            if step == 2:
+                model(torch.ones(ROWS, WIDTH))
+    assert [iteration.count for iteration in recording.iterations] == [3, 1]
 
 
 def test_numbers_that_are_logged_or_checked_decide_nothing() -> None:
@@ -452,3 +485,71 @@ def test_files_of_weights_are_not_written_and_files_of_the_user_are(tmp_path: Pa
     assert old == (2,)
     assert torch.equal(torch.load(weights)["old"], torch.ones(2))
     assert torch.load(settings) == {"width": WIDTH}
+
+
+def test_pictures_of_computed_numbers_are_not_written(tmp_path: Path) -> None:
+    pictures = pytest.importorskip("PIL.Image")
+    old = pictures.new("L", (2, 2), 7)
+    old.save(tmp_path / "computed.png")
+    with pytest.warns(UserWarning, match="pictures is not written"), record(device="cpu"):
+        model, updates = make_model()
+        while True:
+            train(model, updates)
+            grey = model(torch.ones(ROWS, WIDTH)).mul(255).to(torch.uint8).numpy()
+            pictures.fromarray(grey).save(tmp_path / "computed.png")
+            pictures.fromarray(torch.zeros(2, 2, dtype=torch.uint8).numpy()).save(
+                tmp_path / "zeros.png"
+            )
+    assert pictures.open(tmp_path / "computed.png").getpixel((0, 0)) == 7
+    assert pictures.open(tmp_path / "zeros.png").getpixel((0, 0)) == 0
+
+
+# -- data
+# ---------------------------------------------------------------------------------------------------------
+
+
+class Pictures(torch.utils.data.Dataset[Any]):
+    """A data set that reads its tensors when it is made, as those of torchvision do."""
+
+    def __init__(self, count: int) -> None:
+        self.data = torch.from_numpy(np.full((count, WIDTH), 3, dtype=np.uint8))
+        self.labels = (torch.arange(count), [torch.ones(1)])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, place: int) -> tuple[Any, int]:
+        return self.data[place].numpy().astype(np.float32), int(self.labels[0][place])
+
+
+@pytest.mark.filterwarnings("ignore:batches of a data loader")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_set_that_the_loop_makes_has_its_values(workers: int) -> None:
+    batches = []
+    with record(device="cuda") as recording:
+        loader = torch.utils.data.DataLoader(
+            Pictures(16), batch_size=ROWS, num_workers=workers, pin_memory=True
+        )
+        model, updates = make_model("cuda")
+        for rows, labels in loader:
+            batches.append((rows.sum().item(), labels.tolist()))
+            updates.zero_grad()
+            model(rows.to("cuda")).sum().backward()
+            updates.step()
+    assert batches[:2] == [(96.0, [0, 1, 2, 3]), (96.0, [4, 5, 6, 7])]
+    assert len(recording.graph.transfers) == 1
+
+
+@pytest.mark.filterwarnings("ignore:batches of a data loader")
+def test_data_that_are_not_known_count_as_zeros() -> None:
+    data = Pictures(WIDTH)
+    with pytest.warns(UserWarning, match="they count as zeros"), record(device="cpu"):
+        model, updates = make_model()
+        data.data = model.weight.detach().to(torch.uint8)
+        loader = torch.utils.data.DataLoader(data, batch_size=2)
+        while True:
+            for rows, _ in loader:
+                updates.zero_grad()
+                model(rows).sum().backward()
+                updates.step()
+    assert torch.equal(data.data, torch.zeros(WIDTH, WIDTH, dtype=torch.uint8))

@@ -63,6 +63,7 @@ from perfkit.recording.refusals import (
     find_line_of_program,
     refuse,
 )
+from perfkit.recording.scripts_data import make_real
 from perfkit.recording.values import compute, is_small
 from perfkit.workloads.vocabulary import walk_tensors
 
@@ -553,8 +554,12 @@ def _patch_programs(recorder: Any) -> list[Patch]:
     ]
 
 
-def load_batches(loader: Any) -> Iterator[Any]:
-    """Real batches of a data loader, made in this process without its workers."""
+def load_batches(loader: Any, note: Callable[[str], Any]) -> Iterator[Any]:
+    """Real batches of a data loader, made in this process without its workers.
+
+    A data set that was made during the capture may hold tensors without contents. If it cannot make
+    a batch of them, it gets real ones; `note` receives what is said of these.
+    """
     without_workers = copy.copy(loader)
     # the loader itself refuses new values of some of these
     attributes = vars(without_workers)
@@ -562,11 +567,16 @@ def load_batches(loader: Any) -> Iterator[Any]:
     attributes["timeout"] = 0
     attributes["pin_memory"] = False
     iterator = compute(without_workers._get_iterator)
-    while True:
+    try:
         batch = compute(next, iterator, None)
-        if batch is None:
-            return
+    except Exception:
+        if not make_real([loader.dataset, loader.collate_fn], note):
+            raise
+        iterator = compute(without_workers._get_iterator)
+        batch = compute(next, iterator, None)
+    while batch is not None:
         yield batch
+        batch = compute(next, iterator, None)
 
 
 # -- ranks that do not exist

@@ -8,6 +8,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -50,9 +52,10 @@ DECIDED = (
 )
 #: What is said besides of such a loop that reads computed numbers.
 MAY_DECIDE = "; the loop may decide by computed numbers, which a capture does not know and counts as 1: it reads one in {}"
-ENDED = (
-    "the loop ended after {0} of its first optimizer, and a recording needs 2: what is recorded lies between the ends of "
-    "two updates; let it run longer, such as by more steps or a smaller data set for each step"
+#: What is said of a loop with one update.
+ONE_UPDATE = (
+    "the loop has one update; the graph is what lies between its first forward pass and the end of this update, in which "
+    "the optimizer makes its states, and lacks what comes before, such as copies of the batch; let the loop run longer"
 )
 NO_OPTIMIZER = (
     "the loop ended without an update of an optimizer of PyTorch, and an iteration is what lies between two; record a "
@@ -109,6 +112,7 @@ class Recording(RecordedLoop):
         self._stack = ExitStack()
         self._recorder: Recorder | None = None
         self._first: Any = None  # the first optimizer that updates
+        self._lone: Graph | None = None  # of what leads to the first update
         self._depth = 0  # how often its method `step` has called itself, as that of a derived class
         self._updates = 0
         self._is_over = False  # whether enough is recorded
@@ -134,6 +138,8 @@ class Recording(RecordedLoop):
         with ExitStack() as stack:
             stack.enter_context(open_capture(recorder, self._ranks, self._rank))
             stack.enter_context(answer_scripts(recorder, self._ranks, self._rank))
+            enter = register_module_forward_pre_hook(self._enter_module)
+            stack.callback(enter.remove)
             stack.callback(register_optimizer_step_pre_hook(self._begin_update).remove)
             stack.callback(register_optimizer_step_post_hook(self._end_update).remove)
             self._stack = stack.pop_all()
@@ -170,6 +176,13 @@ class Recording(RecordedLoop):
 
     # -- updates
 
+    def _enter_module(self, *_: Any) -> None:
+        """Begin to record at the first forward pass, in case that one update is all."""
+        recorder = self._recorder
+        if recorder is None or self._updates or recorder.on or not torch.is_grad_enabled():
+            return
+        recorder.begin()
+
     def _begin_update(self, optimizer: Optimizer, *_: Any) -> None:
         if self._first is None:
             self._first = optimizer
@@ -194,6 +207,8 @@ class Recording(RecordedLoop):
             self._judge(trail)
         elif self._updates > 1:
             self._keep(recorder, trail)
+        else:
+            self._lone = end_iteration(recorder, self.name, "", self._ranks)
         recorder.trail = self._plan_next(trail)
         recorder.trail.called = True
         if self._tried == 0:
@@ -224,20 +239,20 @@ class Recording(RecordedLoop):
         if count < self._wanted and not is_long and self._numbers is None:
             return Trail()
         if self._numbers is None:
-            self._numbers = self._list_numbers() if self._line and len(self._trails) == 1 else []
+            self._numbers = self._list_numbers() if self._line and self._usual else []
         if self._tried >= len(self._numbers) or self._decides:
             self._is_over = True
             raise LoopEnds
         number = self._numbers[self._tried]
         self._tried += 1
-        like = self._trails[0]
+        like = self._usual or trail
         return Trail(number, 2 * (len(like.operations) + len(like.updates)) + FEW_OPERATIONS)
 
     def _list_numbers(self) -> list[float]:
         """Numbers that computed ones count as in probes: if the iterations stay the same, nothing
         depends on them."""
         numbers = [*OTHER_NUMBERS[:2]]
-        for bound in list_bounds(self._trails[0]):
+        for bound in list_bounds(self._usual or Trail()):
             step_aside = max(1e-6, 1e-6 * abs(bound))
             numbers += [bound + step_aside, bound - step_aside]
         if self._operations > MOST_OPERATIONS:
@@ -245,18 +260,27 @@ class Recording(RecordedLoop):
         return numbers[:MOST_PROBES]
 
     def _judge(self, trail: Trail) -> None:
-        """Compare an iteration with other numbers with the recorded one."""
-        self._decides = self._decides or not are_alike(self._trails[0], trail)
+        """Compare an iteration with other numbers with the most frequent one."""
+        self._decides = self._decides or not are_alike(trail, self._usual)
+
+    @property
+    def _usual(self) -> Trail | None:
+        """The most frequent iteration; None if all differ, so that nothing follows from one more."""
+        most = max(self._counts, default=0)
+        if most < 2 and len(self._counts) > 1:
+            return None
+        return self._trails[self._counts.index(most)] if self._counts else None
 
     # -- the result
 
     def _finish(self, recorder: Recorder) -> None:
         """Make the iterations, with what is to be said of them."""
-        if not self._graphs:
-            if not self._updates:
-                raise ValueError(NO_OPTIMIZER)
-            raise ValueError(ENDED.format("1 update" if self._updates == 1 else "updates"))
+        if not self._updates:
+            raise ValueError(NO_OPTIMIZER)
         notes = [*self._unused]
+        if not self._graphs and self._lone is not None:
+            self._graphs, self._counts = [self._lone], [1]
+            notes.append(ONE_UPDATE)
         if self._decides:
             notes.append(DECIDED.format(self._line))
         if not any(map(len, self._graphs)):
@@ -285,7 +309,7 @@ class Recording(RecordedLoop):
             operations=_describe_range([len(graph) for graph in graphs], len(chosen)),
             work=_describe_range(list(map(count_flops, graphs)), count_flops(chosen)),
         )
-        if self._line:
+        if self._line and self._usual is None:
             text += MAY_DECIDE.format(self._line)
         self.iterations = tuple(
             RecordedIteration(replace(each.graph, notes=(*each.graph.notes, text)), each.count)

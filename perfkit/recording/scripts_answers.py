@@ -31,6 +31,8 @@ NOT_SAVED = "a file of weights is not written in {}: a capture computes no numbe
 OBJECTS = "objects that ranks send each other by way of the host, as by all_gather_object, count as this rank's own, and take no time"
 #: What is said of processes that a script starts for its ranks.
 SPAWNED = "the script starts {0} processes in {1}, and the recording is for {2}; give ranks={0}, or let the script start {2}"
+#: Attribute of a picture that was made of computed numbers.
+_UNKNOWN = "_is_unknown_to_perfkit"
 #: Where a rank looks for the first one.
 _ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
@@ -224,6 +226,7 @@ def _patch_files(recorder: Any, ranks: int) -> list[Patch]:
         write = _watch_writer(recorder, getattr(owner, writer.name), writer.position)
         reason = "a script replaces its file of weights by one without numbers"
         patches.append(Patch(owner, writer.name, write, reason))
+    patches += _patch_pictures(recorder)
     load = torch.load
 
     def load_here(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -233,6 +236,32 @@ def _patch_files(recorder: Any, ranks: int) -> list[Patch]:
 
     reason = "files of weights on a GPU cannot be read where there is none"
     return [*patches, Patch(torch, "load", load_here, reason)]
+
+
+def _patch_pictures(recorder: Any) -> list[Patch]:
+    """Pictures of computed numbers, as torchvision saves them by the package PIL."""
+    if find_spec("PIL") is None:
+        return []
+    pictures: Any = import_module("PIL.Image")
+    make, write = pictures.fromarray, pictures.Image.save
+
+    def fromarray(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        made = make(obj, *args, **kwargs)
+        if isinstance(obj, UnknownArray):
+            vars(made)[_UNKNOWN] = True
+        return made
+
+    def save(picture: Any, *args: Any, **kwargs: Any) -> None:
+        if _UNKNOWN in vars(picture):
+            recorder.values.notes[NOT_SAVED.format(find_line_of_program())] = None
+        else:
+            write(picture, *args, **kwargs)
+
+    reason = "a script replaces its pictures by ones of zeros"
+    return [
+        Patch(pictures, "fromarray", fromarray, reason),
+        Patch(pictures.Image, "save", save, reason),
+    ]
 
 
 def _watch_writer(recorder: Any, write: Callable[..., Any], position: int) -> Callable[..., Any]:

@@ -364,7 +364,10 @@ class _Calls(TorchFunctionMode):
             trail = self.recorder.trail
             trail.read = trail.read or find_line()
             return int(Unknown(trail.count_read(), trail.bounds))
-        if func not in (Tensor.numpy, Tensor.__array__) or not dtype.is_floating_point:
+        is_picture = dtype is torch.uint8
+        if func not in (Tensor.numpy, Tensor.__array__) or not (
+            dtype.is_floating_point or is_picture
+        ):
             raise DataDependentOutputException(func)
         self.recorder.values.notes[ZEROS] = None
         return _make_zeros(args[0])
@@ -948,7 +951,7 @@ def list_patches(
 
     def load(loader: Any) -> Iterator[Any]:
         recorder.values.notes[READY] = None
-        for batch in load_batches(loader):
+        for batch in load_batches(loader, recorder.values.notes.setdefault):
             recorder.places.note_batch(batch)
             yield batch
 
