@@ -125,8 +125,9 @@ def fit_logs(
     parameters = mean.astype(float)
     prior_information = np.diag(1 / np.square(width))
     for _ in range(most):
-        errors = evaluate(parameters) - logs
-        slopes = find_slopes(evaluate, parameters, step)
+        here = evaluate(parameters)
+        errors = here - logs
+        slopes = find_slopes(evaluate, parameters, here, step)
         # Huber's weights: errors far beyond the usual ones count less
         share = np.minimum(1.0, _FAR * usual / np.maximum(np.abs(errors), 1e-9))
         weights = trust * share / np.square(usual)
@@ -140,9 +141,11 @@ def fit_logs(
     return LogFit(parameters, covariance, slopes, errors, weights)
 
 
-def find_slopes(evaluate: Callable[[Array], Array], values: Array, step: float) -> Array:
-    """Change of each result with each parameter, from one step of the parameter."""
-    here = evaluate(values)
+def find_slopes(
+    evaluate: Callable[[Array], Array], values: Array, here: Array, step: float
+) -> Array:
+    """Change of each result with each parameter, from one step of the parameter beyond the values
+    whose results are `here`."""
     slopes = []
     for change in step * np.eye(len(values)):
         slopes.append((evaluate(values + change) - here) / step)
@@ -215,8 +218,9 @@ class Tuning(Tabular):
         groups = list(_group(self.model, rows))
         evaluate = partial(_evaluate, groups, self.platform, self.scales["resource"].to_list())
         unchanged = np.zeros(len(self.scales))
-        times = np.exp(evaluate(unchanged))
-        slopes = find_slopes(evaluate, unchanged, _STEP)
+        here = evaluate(unchanged)
+        times = np.exp(here)
+        slopes = find_slopes(evaluate, unchanged, here, _STEP)
         covariances = slopes @ self.covariance @ slopes.T
         variances = np.diag(covariances)
         # what a measurement of one run says about all others

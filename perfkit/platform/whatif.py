@@ -413,9 +413,11 @@ class _Speeds(NamedTuple):
         """Scale the parameters of a fit with their resources, and widen its spread for all
         resources that it uses."""
         changes = [math.log(self.factors[name]) for name in resources]
+        if not any(changes):
+            return fit
         factors = {name: 1 / self.factors[resource] for name, resource in names.items()}
         moved = rescale_fit(fit, self.note, SCALE_SPREAD * math.hypot(*changes), factors)
-        return replace(moved, kind=fit.kind) if any(changes) else fit
+        return replace(moved, kind=fit.kind)
 
     def scale_device(self, device: Device) -> Device:
         """A device: its peaks, and its levels of memory."""

@@ -769,7 +769,7 @@ def record_micro_batch(
         refuse_hooks(model.optimizer_in_backward)
     refuse_waits(model.optimizer, execution)
     recording = _Recording(
-        model=model,
+        model=_take_one_batch(model),
         cut=cut,
         computed_again=_find_recorded(s),
         execution=execution,
@@ -781,8 +781,7 @@ def record_micro_batch(
         gathers_fp8=bool(np.all(gathers_fp8(model, s))),
         has_buffers=bool(np.all(s.buffers)),
     )
-    has_one_batch = np.ndim(model.batch) == 0
-    if has_one_batch and len(cut.batch) <= _FEW_SIZES:
+    if len(cut.batch) <= _FEW_SIZES:
         return _record_once(recording)
     return _record(recording)
 
@@ -805,6 +804,14 @@ class _Recording(NamedTuple):
     keeps_fp8: bool
     gathers_fp8: bool
     has_buffers: bool
+
+
+def _take_one_batch(model: Transformer) -> Transformer:
+    """The model with one of its batches: what a micro-batch does depends on none of them."""
+    if np.ndim(model.batch) == 0:
+        return model
+    first_batch: Any = np.ravel(model.batch)[0]
+    return replace(model, batch=int(first_batch))
 
 
 def _record(recording: _Recording) -> MicroBatch:
