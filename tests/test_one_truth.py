@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,6 +70,16 @@ CHOICES = {
 }
 
 
+@cache
+def read_literals() -> dict[str, list[tuple[int, set[str]]]]:
+    """Literals of each file of the package, see `list_literals`."""
+    literals = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        literals[path.relative_to(PACKAGE).as_posix()] = [*list_literals(tree)]
+    return literals
+
+
 def list_literals(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
     """Line and texts of each sequence, set and mapping that is written out."""
     for node in ast.walk(tree):
@@ -86,11 +97,10 @@ def list_literals(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
 def test_names_are_listed_once(name: str) -> None:
     register = REGISTERS[name]
     listed = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        file = path.relative_to(PACKAGE).as_posix()
+    for file, literals in read_literals().items():
         if file == register.home:
             continue
-        for line, texts in list_literals(ast.parse(path.read_text(encoding="utf-8"))):
+        for line, texts in literals:
             if len(texts & set(register.names)) >= 3:
                 listed[file] = f"{file}, line {line}"
     chosen = {file for file, of in CHOICES if of == name}
