@@ -17,6 +17,7 @@ import numpy as np
 
 from perfkit.calibration.pace import relate_run
 from perfkit.fitting import Fit, Iteration, Overlap, Pace, fit_context, fit_iteration
+from perfkit.fitting.regression import solve_context
 from perfkit.ground.units import Array
 from perfkit.measure.records import MachineMeasurements, MeasuredIteration, MeasuredRank
 from perfkit.measure.samples import load
@@ -186,9 +187,9 @@ def _without_any(fits: Mapping[str, Fit]) -> dict[str, Fit]:
 _Find: TypeAlias = Callable[[str], Mapping[str, float]]
 
 
-def _learn(runs: Sequence[_Run]) -> _Find:
+def _learn(runs: Sequence[_Run], fit: Callable[..., Mapping[str, float]]) -> _Find:
     """Learn from some runs what iterations add to a class: to its variant, else to its kind, else
-    nothing."""
+    nothing. `fit` is `fit_context`, or `solve_context` where only its parameters are asked for."""
     parts: dict[str, list[Array]] = {}
     for run in runs:
         for name, columns in run.classes.items():
@@ -204,7 +205,7 @@ def _learn(runs: Sequence[_Run]) -> _Find:
         hot, cold, page_walks, seconds, assumed = np.concatenate(parts[key], axis=1)
         # an assumption is a weak prior
         pull = 0.1 if assumed.all() else 10.0
-        return fit_context(hot, cold, page_walks, seconds, pull=pull)
+        return fit(hot, cold, page_walks, seconds, pull=pull)
 
     return find
 
@@ -232,7 +233,7 @@ def _fit_walls(runs: Sequence[_Run], find: _Find) -> Iteration:
 def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
     """Fit the context of all classes, and scale, host time and spread of each family, from left-out
     iterations."""
-    find: Callable[[str], Any] = _learn(runs)
+    find: Callable[[str], Any] = _learn(runs, fit_context)
     names: dict[str, None] = {}
     families: dict[str, list[_Run]] = {}
     for run in runs:
@@ -278,7 +279,7 @@ def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
 def _judge(left_out: Sequence[_Run], kept: Sequence[_Run], families: Sequence[str]) -> list[float]:
     """Errors (logarithms) of left-out runs, predicted from other runs with the average of some
     families."""
-    find = _learn(kept)
+    find = _learn(kept, solve_context)
     fits = []
     for family in families:
         of_family = [run for run in kept if run.family == family]

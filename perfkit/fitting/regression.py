@@ -170,7 +170,7 @@ def build_fit(
     stderr: dict[str, float] = {}
     at_bounds = []
     for name, value, error in zip(units, found.tolist(), errors.tolist(), strict=True):
-        if value <= 0 and name not in ("scale", "cold_scale"):
+        if _is_at_bound(name, value):
             at_bounds.append(name)
             continue
         values[name] = value
@@ -185,6 +185,11 @@ def build_fit(
         "at_bounds": tuple(at_bounds),
     }
     return model.build(values, **{**about, **more})
+
+
+def _is_at_bound(name: str, value: float) -> bool:
+    """Whether a term stopped at zero, and is left out; a scale of zero is one."""
+    return value <= 0 and name not in ("scale", "cold_scale")
 
 
 def check_times(seconds: Any, least: int) -> Array:
@@ -267,14 +272,53 @@ def fit_context(
     pull = check_positive("pull", pull, zero=True)
     given = {"hot": hot, "cold": cold, "page_walks": page_walks}
     sizes = {name: check_column(name, values, len(measured)) for name, values in given.items()}
-    ones = np.ones_like(measured)
-    columns = np.stack([sizes["hot"], sizes["cold"], ones, sizes["page_walks"]], axis=1)
+    problem = _pose_context(sizes["hot"], sizes["cold"], sizes["page_walks"], measured, pull)
+    units = {name: known.unit for name, known in _CONTEXT.items()}
+    return fit_terms(InContext, units, *problem, source=source)
+
+
+class _ContextProblem(NamedTuple):
+    """What `solve_terms` solves for a class of operations in iterations."""
+
+    columns: Array
+    target: Array
+    weights: Array
+    prior: Array
+    strength: Array
+
+
+def _pose_context(
+    hot: Array, cold: Array, page_walks: Array, measured: Array, pull: float
+) -> _ContextProblem:
+    """Pose the problem of `fit_context`."""
+    columns = np.stack([hot, cold, np.ones_like(measured), page_walks], axis=1)
     prior = np.array([known.value for known in _CONTEXT.values()])
     widths = np.array([known.deviation for known in _CONTEXT.values()])
-    units = {name: known.unit for name, known in _CONTEXT.items()}
     weights = 1.0 / np.sqrt(measured * measured.mean())
-    strength = math.sqrt(pull) / widths
-    return fit_terms(InContext, units, columns, measured, weights, prior, strength, source=source)
+    return _ContextProblem(columns, measured, weights, prior, math.sqrt(pull) / widths)
+
+
+def solve_context(
+    hot: Array, cold: Array, page_walks: Array, measured: Array, *, pull: float
+) -> dict[str, float]:
+    """Find the parameters of `fit_context` alone, without their errors and spread: many are found to
+    judge iterations that are left out.
+
+    Parameters
+    ----------
+    hot, cold, page_walks, measured : array
+        As `fit_context` takes them [s or -].
+    pull : float
+        Number of average points that the prior counts as [-].
+
+    Returns
+    -------
+    values : dict of str to float
+        Parameters of `perfkit.models.kernels.in_context` [s or -].
+    """
+    found = solve_terms(*_pose_context(hot, cold, page_walks, measured, pull)).tolist()
+    values = dict(zip(_CONTEXT, found, strict=True))
+    return {name: value for name, value in values.items() if not _is_at_bound(name, value)}
 
 
 @refuse_misfits(COLUMNS)
