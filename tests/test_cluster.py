@@ -661,6 +661,7 @@ import json, os, sys
 from pathlib import Path
 import torch.distributed
 from perfkit.calibration import cluster_measure, cluster_plan, cpu_measure
+from perfkit.measure import cuda
 from perfkit.measure.folders import Campaign
 from perfkit.measure.gpu_records import write_cluster
 from perfkit.measure.launchers import launched_ranks
@@ -669,6 +670,13 @@ from perfkit.measure.records import write_result
 from tests import test_cluster as t
 from tests.fake_srun import fork_tasks
 t.replace_cuda([])
+usual = cuda.CudaDevice.__init__
+
+def take_groups_of_its_own(self, *about):  # as NCCL, whose groups are none of gloo
+    usual(self, *about)
+    self.backend = "gloo"
+
+cuda.CudaDevice.__init__ = take_groups_of_its_own
 cpu_measure.COLLECTIVES = ("all_reduce",)
 cluster_plan.list_probes = lambda *_, **__: [*t.KERNELS[:1], *t.SENT]
 folder = Path(sys.argv[1])

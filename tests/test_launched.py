@@ -140,7 +140,22 @@ def test_lists_of_nodes_are_read(written: str, hosts: list[str]) -> None:
     assert list_hosts(written) == hosts
 
 
-@pytest.mark.parametrize("written", ["n[1-", "n[1-x]", "n[]", "", "n1]"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "n[1-",
+        "n[1-x]",
+        "n[]",
+        "",
+        "n1]",
+        "n[3-1]",
+        "n[1-²]",
+        "n[0-999999999]",
+        "n[0-999][0-999]",
+        f"n[{'9' * 5000}]",
+        "[" * 1000,
+    ],
+)
 def test_lists_of_nodes_that_are_none_are_refused(written: str) -> None:
     with pytest.raises(ValueError, match=r"SLURM_STEP_NODELIST is .*set MASTER_ADDR"):
         list_hosts(written)
@@ -148,8 +163,9 @@ def test_lists_of_nodes_that_are_none_are_refused(written: str) -> None:
 
 def test_lists_of_tasks_are_read() -> None:
     assert list_tasks("8(x2),4,2(x1)") == [8, 8, 4, 2]
-    with pytest.raises(ValueError, match=r"SLURM_STEP_TASKS_PER_NODE is '8\(x2'; Slurm writes"):
-        list_tasks("8(x2")
+    for written in ("8(x2", "", "8(x999999999)", f"{'9' * 5000}", "8(x²)", "8(x65536),8"):
+        with pytest.raises(ValueError, match=r"SLURM_STEP_TASKS_PER_NODE is .*; Slurm writes"):
+            list_tasks(written)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +174,14 @@ def test_lists_of_tasks_are_read() -> None:
         (
             SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x3),2"},
             r"SLURM_STEP_TASKS_PER_NODE is '4\(x3\),2'; .* start srun --ntasks-per-node=2 perfkit",
+        ),
+        (
+            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "", "SLURM_STEP_NUM_NODES": "3"},
+            "SLURM_STEP_NUM_TASKS is 16 on 3 nodes; .* start srun --ntasks-per-node=8",
+        ),
+        (
+            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "", "SLURM_STEP_NUM_NODES": "0"},
+            "SLURM_STEP_NUM_TASKS is 16 on 0 nodes",
         ),
         (SLURM | {"SLURM_PROCID": "five"}, "SLURM_PROCID is 'five'; it has to be a whole number"),
         (SLURM | {"SLURM_PROCID": "16"}, "srun says that this is rank 16 of 16 ranks"),

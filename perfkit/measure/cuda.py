@@ -181,6 +181,7 @@ class CudaDevice:
 
     def __init__(self, device: str, folder: Path) -> None:
         self._device, self._folder = device, folder
+        self.backend = "nccl" if device.startswith("cuda") else None
 
     def clean(self) -> None:
         """Wait for the device and free its memory; raises what leaves the device unusable."""

@@ -14,6 +14,7 @@ References
 """
 
 import itertools
+import math
 import os
 import re
 import socket
@@ -27,6 +28,8 @@ _USUAL_PORT = 29500
 #: First of the ports from which a job of Slurm takes one by its number, and how many there are [-].
 _FIRST_PORT = 20_000
 _PORTS = 10_000
+#: Most nodes of a list; Slurm itself takes 65,536 [-].
+_MOST_NODES = 2**16
 #: How many tasks are started on each node, in the words of each launcher.
 _LINES = {
     "srun": "srun --ntasks-per-node={count} perfkit calibrate ...",
@@ -193,7 +196,7 @@ def _read_srun() -> LaunchedRanks:
             f"node needs as many tasks as the others, one for each GPU; start "
             f"{write_start('srun', fewest)}"
         )
-    hosts = list_hosts(_read_either("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
+    hosts = list_hosts(os.environ[_find_set("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")])
     node = os.environ.get("SLURM_NODEID", socket.gethostname())
     job, step = _read("SLURM_JOB_ID", "srun"), _count("SLURM_STEP_ID")
     port = _FIRST_PORT + (job + 97 * step) % _PORTS
@@ -256,7 +259,7 @@ def _read_plain() -> LaunchedRanks:
             rank=_read("RANK", launcher),
             ranks=_read("WORLD_SIZE", launcher),
             local_rank=_read("LOCAL_RANK", launcher),
-            ranks_per_node=int(_read_either(*sizes)),
+            ranks_per_node=_read(_find_set(*sizes), launcher),
             node=socket.gethostname(),
             host=_name_host(),
             run=launcher,
@@ -305,23 +308,23 @@ def _read_text(name: str, launcher: str) -> str:
 def _read(name: str, launcher: str) -> int:
     """A variable of a launcher that is a whole number [-]."""
     value = _read_text(name, launcher)
-    if not re.fullmatch(r"[0-9]+", value.strip()):
+    if not re.fullmatch(r"[0-9]{1,18}", value.strip()):
         raise ValueError(f"{name} is {show(value)}; it has to be a whole number; set {name}=NUMBER")
     return int(value)
 
 
-def _read_either(*names: str) -> str:
+def _find_set(*names: str) -> str:
     """The first of several variables that is set."""
     for name in names:
         if os.environ.get(name):
-            return os.environ[name]
+            return name
     raise ValueError(f"{names[0]} is missing; set {names[0]} for every rank")
 
 
 def _count(name: str) -> int:
     """A number that need not be set: 0 without one, and for text [-]."""
     value = os.environ.get(name, "")
-    return int(value) if re.fullmatch(r"[0-9]+", value) else 0
+    return int(value) if re.fullmatch(r"[0-9]{1,18}", value) else 0
 
 
 def _read_tasks_per_node() -> list[int]:
@@ -330,11 +333,11 @@ def _read_tasks_per_node() -> list[int]:
     written = os.environ.get("SLURM_STEP_TASKS_PER_NODE")
     if written:
         return list_tasks(written)
-    nodes = int(_read_either("SLURM_STEP_NUM_NODES", "SLURM_NNODES"))
-    if tasks % nodes:
+    nodes = _read(_find_set("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), "srun")
+    if nodes < 1 or tasks % nodes:
         raise ValueError(
             f"SLURM_STEP_NUM_TASKS is {tasks} on {nodes} nodes; every node needs as many tasks as the "
-            f"others, one for each GPU; start {write_start('srun', max(tasks // nodes, 1))}"
+            f"others, one for each GPU; start {write_start('srun', 8)}"
         )
     return [tasks // nodes] * nodes
 
@@ -364,8 +367,8 @@ def list_tasks(written: str) -> list[int]:
     """
     tasks: list[int] = []
     for part in written.split(","):
-        match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part.strip())
-        if match is None:
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part.strip())
+        if match is None or len(tasks) + int(match[2] or 1) > _MOST_NODES:
             raise ValueError(
                 f"SLURM_STEP_TASKS_PER_NODE is {show(written)}; Slurm writes numbers such as 8(x2),4; "
                 "unset it if srun has not set it"
@@ -405,6 +408,8 @@ def list_hosts(written: str) -> list[str]:
             [*_list_range(part[1:-1], written)] if part.startswith("[") else [part]
             for part in re.findall(r"\[[^\]]*\]|[^\[]+", entry)
         ]
+        if len(hosts) + math.prod(len(choice) for choice in choices) > _MOST_NODES:
+            raise _refuse_hosts(written)
         hosts += ["".join(parts) for parts in itertools.product(*choices)]
     brackets = re.sub(r"\[[^\[\]]*\]", "", written)
     if not hosts or "[" in brackets or "]" in brackets:
@@ -415,10 +420,13 @@ def list_hosts(written: str) -> list[str]:
 def _list_range(text: str, written: str) -> Iterator[str]:
     """The numbers of a bracket, with the zeros before them."""
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        if match is None:
             raise _refuse_hosts(written)
-        for number in range(int(first), int(last or first) + 1):
+        first, last = match[1], match[2] or match[1]
+        if not 0 <= int(last) - int(first) < _MOST_NODES:
+            raise _refuse_hosts(written)
+        for number in range(int(first), int(last) + 1):
             yield f"{number:0{len(first)}d}"
 
 

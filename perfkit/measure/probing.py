@@ -30,6 +30,10 @@ _TOGETHER = 60.0
 class Device(Protocol):
     """What times probes on one rank."""
 
+    @property
+    def backend(self) -> str | None:
+        """Backend of PyTorch that its collectives need beside gloo."""
+
     def clean(self) -> None:
         """Free what the last probe left."""
 
@@ -104,7 +108,7 @@ def run_probes(
         """The answer of this rank as plain JSON; None if it takes no part."""
         members = list_members(probe, ranks_per_node)
         if len(members) > 1 and members not in groups:
-            groups[members] = _Group(members, ranks)
+            groups[members] = _Group(members, ranks, device.backend)
         device.clean()
         if rank not in members:
             return None
@@ -126,14 +130,21 @@ def run_probes(
 
 
 class _Group:
-    """The ranks of a collective: a group for it, and one for what they say to each other."""
+    """The ranks of a collective: a group for it, and one for what they say to each other.
 
-    def __init__(self, members: tuple[int, ...], ranks: int) -> None:
+    A group of gloo connects each rank with each other one, so that no two are made for the same.
+    """
+
+    def __init__(self, members: tuple[int, ...], ranks: int, backend: str | None) -> None:
         self.members = members
-        self.collective = dist.new_group(list(members)) if len(members) < ranks else None
         self.words = dist.new_group(
             list(members), backend="gloo", timeout=timedelta(seconds=_LONGEST)
         )
+        self.collective: Any = self.words
+        if backend is not None:  # None is the group of all ranks
+            self.collective = None
+            if len(members) < ranks:
+                self.collective = dist.new_group(list(members), backend=backend)
 
     def agree(self, failure: str | None) -> str | None:
         """The first failure of all ranks, or None if there is none; every rank calls this.

@@ -28,6 +28,8 @@ class ReplayedDevice:
         What it says of itself.
     """
 
+    backend: str | None = None
+
     def __init__(self, answers: Sequence[Answer], facts: DeviceFacts) -> None:
         self._answers, self._facts = answers, facts
 
