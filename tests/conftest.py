@@ -122,7 +122,7 @@ def few_calls() -> Iterator[None]:
     tests/test_recorded_notes.py, and kept answers are made with all of them.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("perfkit.recording.steps.USUAL_OPERATIONS", 0)
+        patch.setattr("perfkit.recording.comparisons.USUAL_OPERATIONS", 0)
         yield
 
 

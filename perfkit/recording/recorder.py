@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import inf
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +22,9 @@ from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.places import LISTS, Places
-from perfkit.recording.refusals import NESTED, refuse
+from perfkit.recording.questions import Question, expect_answer, find_asking_frame, make_question
+from perfkit.recording.refusals import NESTED, find_line, refuse
+from perfkit.recording.trails import USUAL, Trail, Trial
 from perfkit.recording.values import Values, are_sparse, compute, is_whole
 from perfkit.workloads.columns import (
     Accesses,
@@ -64,6 +65,8 @@ _BY_FACTORS = {
     "_scaled_grouped_mm_v2",
     "_int_mm",
 }
+#: Operations that say which of two numbers is larger.
+_ORDERING = ("lt", "le", "gt", "ge")
 #: Namespaces of operations that PyTorch itself brings.
 _BUILT_IN = ("aten", "prim", "prims", "profiler", "fsdp", "symm_mem", "quantized", "dtensor")
 #: PyTorch's switch for products of fp32 in TF32 on a GPU, by operation class.
@@ -154,50 +157,6 @@ _COPY, _FILL = _Schema(torch.ops.aten.clone.default), _Schema(torch.ops.aten.mas
 _ADD, _SUM = _Schema(torch.ops.aten.add_.Tensor), _Schema(torch.ops.aten.sum.dim_IntList)
 
 
-class EndlessStep(Exception):
-    """A further call of the step does far more than the recorded one, such as a loop up to a
-    computed number."""
-
-
-class Trail:
-    """What one call of the step does, in brief: enough to see whether two calls do the same.
-
-    Parameters
-    ----------
-    number : float
-        What a computed number counts as where the step reads it [-].
-    longest : float
-        Operations after which the call ends with `EndlessStep` [-].
-    """
-
-    def __init__(self, number: float = 1.0, longest: float = inf) -> None:
-        self.longest = longest
-        self.number = number  # what a computed number counts as where the step reads it
-        self.updating = 0  # how many optimizers are at work now
-        self.steps = 0  # calls of optimizers
-        self.operations: list[Any] = []  # names and shapes of results outside of optimizers
-        self.updates: list[Any] = []  # the same inside of optimizers
-        self.called = False  # whether a call of the step has begun
-        self.read = ""  # line where the step first reads a computed number
-        self.reads = 0  # how many computed numbers it has read
-        self.bounds: list[float] = []  # what it compares computed numbers with
-        self.asked = False  # whether the step asked for a known number
-
-    def count_read(self) -> float:
-        """What a computed number counts as that the step reads now: in a further call no two are
-        equal, so that the largest of several is not always the first."""
-        self.reads += 1
-        return self.number if self.number == 1.0 else self.number * (1 + self.reads / 1024)
-
-    def append(self, name: str, out: Any) -> None:
-        """Note an operation."""
-        shapes = tuple(tensor.shape for tensor in walk_tensors(out))
-        operations = self.updates if self.updating else self.operations
-        operations.append((name, shapes))
-        if len(operations) > self.longest:
-            raise EndlessStep
-
-
 class Recorder(TorchDispatchMode):
     """Appends dispatched operations to columns. It never keeps tensors, as this would change what
     autograd does.
@@ -223,7 +182,9 @@ class Recorder(TorchDispatchMode):
         self.packing = False  # whether a hook of the user saves a tensor for the backward pass
         self._copying = False  # whether a tensor is copied between host and GPU
         self.lost = ""  # what a thread of the step does that the capture cannot follow
-        self.trail = Trail()  # what the present call of the step does, in brief
+        self.answers: dict[Question, bool] = {}  # usual answers to questions of the step
+        self.checks: set[Question] = set()  # those that raise an error after the other answer
+        self.trail = Trail(USUAL, self.answers)  # what the present call of the step does, in brief
         self._frozen: dict[int, int] = {}  # weights without a gradient: numbers by storage
         self._weights_of_modules: set[int] = set()  # storages of all parameters of modules
         self._schemas: dict[Any, _Schema] = {}
@@ -335,6 +296,8 @@ class Recorder(TorchDispatchMode):
         for made in walk_tensors(out):
             if isinstance(made, FakeTensor) and made.layout in (torch.strided, torch.sparse_coo):
                 self.values.number(made)
+        if schema.name in _ORDERING:
+            self._note_better(given, out)
         if self._copying:
             return out
         self.places.note_result(schema.name, given, out, computed=self.on and not schema.view)
@@ -531,6 +494,39 @@ class Recorder(TorchDispatchMode):
         if self.places.are_weights_known() and self.places.are_on_host(trained):
             self.values.notes[HOST_WEIGHTS] = None
         return [*trained, *(number for number in frozen if number not in trained)], notes
+
+    def follow(self, trial: Trial) -> Trail:
+        """Begin another call of the step, which tries something."""
+        self.trail = Trail(trial, self.answers)
+        self.trail.first_storage = self.values.storages.count()
+        return self.trail
+
+    def decide(self, tensor: Tensor) -> bool:
+        """The answer to whether a computed tensor is true."""
+        self.read(tensor)
+        if self.values.number(tensor) in self.values.of_better:
+            return self.trail.keep_better(find_line())
+        frame = find_asking_frame()
+        question = make_question(frame)
+        if question not in self.answers:
+            expected = expect_answer(frame)
+            if expected is not None:
+                self.checks.add(question)
+            self.answers[question] = bool(expected)
+        return self.trail.answer(question)
+
+    def _note_better(self, given: Sequence[Tensor], out: Any) -> None:
+        """Note a comparison of a number of this call with one of an earlier call, such as the best one
+        so far."""
+        if len(given) != 2 or not isinstance(out, FakeTensor) or out.numel() != 1:
+            return
+        if any(getattr(tensor, "constant", None) is not None for tensor in (*given, out)):
+            return
+        numbers = [self.values.number(tensor) for tensor in given]
+        earlier = [number < self.trail.first_storage for number in numbers]
+        of_weights = not self._weights_of_modules.isdisjoint(numbers)
+        if earlier[0] != earlier[1] and not of_weights:
+            self.values.of_better.add(self.values.number(out))
 
     def begin(self) -> None:
         """Begin the call that is recorded, or another one in place of it."""

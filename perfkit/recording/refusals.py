@@ -32,7 +32,7 @@ LIBRARIES = tuple(
 _PYTHON = str(Path(traceback.__file__).parent)
 
 #: Messages of `refuse`: {0} is the line of the step, {1} the operation.
-_NEEDED = (
+NEEDED = (
     "capture computes no values, and the step needs one in {0}; sizes and branches may depend on whole numbers that "
     "are passed, such as indices and lengths, and on small tensors that are filled or drawn; otherwise use "
     "torch.where or fixed sizes, or capture each branch as a step of its own"
@@ -117,16 +117,17 @@ GROUP_SIZE = "the step begins a process group of {0} ranks, and ranks is {1}; gi
 
 def find_line(frames: Any = None) -> str:
     """The innermost line outside of PyTorch and perfkit, of these frames or of the callers."""
-    line, line_of_text = "", ""
+    line = "a place that could not be found"
     for frame in frames or traceback.extract_stack():
         is_library = frame.filename.startswith((*LIBRARIES, "<"))
         is_doctest = "<doctest" in frame.filename
         if not is_library or is_doctest:
             code = linecache.getline(frame.filename, frame.lineno or 0).strip()
             line = f'{frame.filename}, line {frame.lineno}: "{code}"'
-        elif frame.filename == "<string>":  # code that was given to exec
-            line_of_text = f"{frame.name} in {frame.filename}, line {frame.lineno}"
-    return line or line_of_text or "a place that could not be found"
+        # code that was given to exec; Python makes such methods with names of its own
+        elif frame.filename == "<string>" and not frame.name.startswith("__"):
+            line = f"{frame.name} in {frame.filename}, line {frame.lineno}"
+    return line
 
 
 def find_line_of_program() -> str:
@@ -139,10 +140,14 @@ def find_line_of_program() -> str:
     return find_line(frames)
 
 
+class Refused(ValueError):
+    """What a capture does not follow; it names the line, the reason and a way out."""
+
+
 def refuse(text: str, frames: Any = None, cause: Any = None) -> NoReturn:
-    """Raise a ValueError that names the innermost line outside of PyTorch and perfkit."""
+    """Raise an error that names the innermost line outside of PyTorch and perfkit."""
     operation = getattr(cause, "func", "")
-    raise ValueError(text.format(find_line(frames), operation)) from cause
+    raise Refused(text.format(find_line(frames), operation)) from cause
 
 
 def check_step(step: Any) -> None:
@@ -184,7 +189,7 @@ def explain(error: Exception) -> str | None:
         is_nested = any(part in str(error.func) for part in _NESTED_SAID)
         return NESTED if is_nested else _UNTOLD
     if isinstance(error, VALUE_ERRORS):
-        return _NEEDED
+        return NEEDED
     message = str(error)
     for part, text in _WITHOUT_GPU.items():
         if part in message:
@@ -201,7 +206,7 @@ def explain(error: Exception) -> str | None:
         return _NO_RULE if has_no_rule else None
     # PyTorch was given a computed number as a size
     if isinstance(error, TypeError) and Unknown.__name__ in message:
-        return _NEEDED
+        return NEEDED
     return None
 
 
@@ -216,30 +221,41 @@ class Unknown(float):
     Parameters
     ----------
     number : float
-        What it counts as in this call of the step.
-    bounds : list of float
-        Receives the numbers that it is compared with.
+        What it counts as in this call of the step [-].
+    trail : Trail
+        The call in which it was computed; it receives the numbers that it is compared with.
     """
 
-    bounds: list[float]
+    trail: Any
 
-    def __new__(cls, number: float, bounds: list[float]) -> Self:
+    def __new__(cls, number: float, trail: Any) -> Self:
         """A number that counts as this one."""
         made = super().__new__(cls, number)
-        made.bounds = bounds
+        made.trail = trail
         return made
 
     def _decide(self, *_: Any, **__: Any) -> NoReturn:
-        refuse(_NEEDED)
+        refuse(NEEDED)
 
-    def _combine(self, *_: Any) -> "Unknown":
-        return Unknown(float(self), self.bounds)
+    def _find_later(self, other: Any) -> Any:
+        """The later one of the calls in which this number and another one were computed."""
+        if isinstance(other, Unknown) and other.trail.order > self.trail.order:
+            return other.trail
+        return self.trail
+
+    def _combine(self, *others: Any) -> "Unknown":
+        later = self._find_later(others[0] if others else None)
+        return Unknown(float(self), later)
 
     def _compare(self, compare: Callable[[float, float], bool], other: Any) -> bool:
         if not isinstance(other, int | float):
             return NotImplemented
         if not isinstance(other, Unknown):
-            self.bounds.append(float(other))
+            self.trail.bounds.append(float(other))
+        elif other.trail is not self.trail:  # the best one so far
+            if compare in (operator.eq, operator.ne):
+                return compare is operator.ne
+            return bool(self._find_later(other).keep_better(find_line()))
         return compare(float(self), float(other))
 
     def __bool__(self) -> bool:

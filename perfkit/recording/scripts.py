@@ -17,21 +17,24 @@ from torch.optim.optimizer import (
 )
 
 from perfkit.ground.units import check_choice, check_positive
-from perfkit.recording.places import NEUTRAL, Gpu
-from perfkit.recording.recorder import EndlessStep, Recorder, Trail
-from perfkit.recording.scripts_answers import answer_scripts
-from perfkit.recording.steps import (
-    EMPTY,
+from perfkit.recording.comparisons import (
     FEW_OPERATIONS,
     MOST_OPERATIONS,
     OTHER_NUMBERS,
     are_alike,
+    list_bounds,
+)
+from perfkit.recording.places import NEUTRAL, Gpu
+from perfkit.recording.recorder import Recorder
+from perfkit.recording.scripts_answers import answer_scripts
+from perfkit.recording.steps import (
+    EMPTY,
     describe_dense_gradients,
     end_iteration,
     find_unused_optimizers,
-    list_bounds,
     open_capture,
 )
+from perfkit.recording.trails import USUAL, EndlessStep, Trail, Trial
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iterations import RecordedIteration, RecordedLoop, count_flops
 
@@ -118,7 +121,7 @@ class Recording(RecordedLoop):
         self._is_over = False  # whether enough is recorded
         self._trails: list[Trail] = []  # of each kind of iteration
         self._line = ""  # where the loop first reads a computed number
-        self._numbers: list[float] | None = None  # what computed numbers count as in probes
+        self._trials: list[Trial] | None = None  # what probes try
         self._tried = 0  # probes that have begun
         self._operations = 0  # of all iterations together
         self._decides = False
@@ -209,14 +212,15 @@ class Recording(RecordedLoop):
             self._keep(recorder, trail)
         else:
             self._lone = end_iteration(recorder, self.name, "", self._ranks)
-        recorder.trail = self._plan_next(trail)
+        recorder.follow(self._plan_next(trail))
         recorder.trail.called = True
         if self._tried == 0:
             recorder.begin()
 
     def _keep(self, recorder: Recorder, trail: Trail) -> None:
         """Keep an iteration, or count it if it is like one before."""
-        self._line = self._line or trail.read
+        lines = [trail.read, trail.kept, *(question.line for question in trail.questions)]
+        self._line = self._line or next(filter(None, lines), "")
         self._operations += len(trail.operations) + len(trail.updates)
         for place, other in enumerate(self._trails):
             if are_alike(other, trail):
@@ -232,32 +236,39 @@ class Recording(RecordedLoop):
             self._counts.append(1)
         recorder.on = False
 
-    def _plan_next(self, trail: Trail) -> Trail:
+    def _plan_next(self, trail: Trail) -> Trial:
         """What the next iteration is: one more, a probe of other numbers, or none."""
         count = sum(self._counts)
         is_long = self._operations > MOST_OPERATIONS and count > 1
-        if count < self._wanted and not is_long and self._numbers is None:
-            return Trail()
-        if self._numbers is None:
-            self._numbers = self._list_numbers() if self._line and self._usual else []
-        if self._tried >= len(self._numbers) or self._decides:
+        if count < self._wanted and not is_long and self._trials is None:
+            return USUAL
+        if self._trials is None:
+            usual = self._usual
+            self._trials = self._list_trials(usual) if self._line and usual else []
+        if self._tried >= len(self._trials) or self._decides:
             self._is_over = True
             raise LoopEnds
-        number = self._numbers[self._tried]
+        trial = self._trials[self._tried]
         self._tried += 1
         like = self._usual or trail
-        return Trail(number, 2 * (len(like.operations) + len(like.updates)) + FEW_OPERATIONS)
+        longest = 2 * (len(like.operations) + len(like.updates)) + FEW_OPERATIONS
+        return trial._replace(longest=longest)
 
-    def _list_numbers(self) -> list[float]:
-        """Numbers that computed ones count as in probes: if the iterations stay the same, nothing
-        depends on them."""
-        numbers = [*OTHER_NUMBERS[:2]]
-        for bound in list_bounds(self._usual or Trail()):
+    def _list_trials(self, recorded: Trail) -> list[Trial]:
+        """What computed numbers count as in probes, and the questions that get another answer: if the
+        iterations stay the same, nothing depends on them."""
+        numbers = [*OTHER_NUMBERS[:2]] if recorded.reads else []
+        for bound in list_bounds(recorded):
             step_aside = max(1e-6, 1e-6 * abs(bound))
             numbers += [bound + step_aside, bound - step_aside]
         if self._operations > MOST_OPERATIONS:
-            return numbers[:2]
-        return numbers[:MOST_PROBES]
+            numbers = numbers[:2]
+        trials = [Trial(number=number) for number in numbers[:MOST_PROBES]]
+        if recorded.kept:
+            trials.append(Trial(better=True))
+        # errors after the other answer would end the loop
+        checks = self._recorder.checks if self._recorder is not None else set()
+        return [*trials, *(Trial(turned=q) for q in recorded.questions if q not in checks)]
 
     def _judge(self, trail: Trail) -> None:
         """Compare an iteration with other numbers with the most frequent one."""

@@ -1,7 +1,6 @@
 """Capture of any PyTorch training step: it runs without computing, and a recorder follows its
 calls."""
 
-import random
 import re
 import sys
 import warnings
@@ -10,12 +9,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from math import inf, isfinite
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._dynamo import eval_frame
@@ -32,6 +29,7 @@ from torch.utils.data import DataLoader
 
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.optimizers import find_optimizer
+from perfkit.recording.comparisons import compare_calls, record_call
 from perfkit.recording.modules import DTYPES, make_optimizer
 from perfkit.recording.packed import find_lengths, pad_packed_sequence
 from perfkit.recording.patches import Patch, apply_patches, load_batches
@@ -43,7 +41,7 @@ from perfkit.recording.places import (
     names_gpu,
 )
 from perfkit.recording.precision import pretend_gpu
-from perfkit.recording.recorder import EndlessStep, Recorder, Trail
+from perfkit.recording.recorder import Recorder
 from perfkit.recording.refusals import (
     OFFLOADED,
     Unknown,
@@ -64,6 +62,8 @@ _VALUES = {
     getattr(Tensor, name)
     for name in ["item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__"]
 }
+#: Functions that compare whole tensors.
+_COMPARING = (torch.equal, Tensor.equal, torch.allclose, Tensor.allclose)
 #: Recurrent layers and cells that a GPU runs as a few fused kernels.
 FUSED_RECURRENT = {"gru", "rnn_tanh", "rnn_relu", "lstm", "gru_cell", "lstm_cell"}
 #: Backends of `torch.compile` that merge no kernels.
@@ -115,35 +115,10 @@ READY = "batches of a data loader count as ready when asked for; pass loading=pk
 PINNED = "the time that the host takes to pin memory is not counted"
 #: Assumption for a step that hands an array to other packages.
 ZEROS = "arrays of computed numbers, such as costs to match by, count as zeros; work of the host on them is left out"
-#: Assumption for a tensor whose array was changed.
-SHARED_WITH_NUMPY = (
-    "an array of NumPy is changed after a tensor was made of it; they share memory, and a capture keeps them apart, so that "
-    "sizes and branches may follow from old numbers; make the tensor anew from the array"
-)
 #: Assumption for a step of which a part is compiled.
 COMPILED = "forward and backward pass are taken to be compiled as a whole; kernels are merged by the compiler's rules"
 
 
-#: Steps of at most so many operations are always called once more [-].
-FEW_OPERATIONS = 500
-#: A step is called again until about so many operations, one whose drawn numbers may decide until
-#: about so many, and at most so many times [-].
-USUAL_OPERATIONS, MOST_OPERATIONS, MOST_CALLS = 4_000, 30_000, 15
-#: What a computed number counts as in further calls, if the step reads one.
-OTHER_NUMBERS = (1e12, -1e12, 100.0, 1e-3)
-#: With so many of the numbers that it compares a computed number with, the step is tried [-].
-MOST_BOUNDS = 8
-#: What is said of a step that reads a computed number and decides by it.
-DECIDED = (
-    "capture computes no values, and the step decides by one that it reads in {}; use torch.where, or capture each "
-    "branch as a step of its own"
-)
-#: What is said of calls that differ.
-DRAWN = (
-    "numbers that the step draws decide its operations or their sizes; the graph is one draw: capture the step with other "
-    "seeds too, and average"
-)
-CALLS = "the calls of the step differ, and the graph is the second call alone: {0}; give a step that spans a whole period"
 NO_UPDATE = (
     "the recorded call makes gradients, and {} does not update their weights; if it does so in every n-th call only, "
     "give a step that spans all n"
@@ -225,6 +200,8 @@ class _Calls(TorchFunctionMode):
             args, kwargs = self._read_elements(func, args, kwargs)
         if getattr(func, "__name__", "") == "_pad_packed_sequence":
             return pad_packed_sequence(*args, **kwargs)
+        if func in _COMPARING:
+            return self._compare_whole(func, *args, **kwargs)
         if func is Tensor.backward:
             recorder.phase, recorder.leading = "backward", True
         if getattr(func, "__name__", "") in FUSED_RECURRENT and len(args) > 1:
@@ -325,6 +302,18 @@ class _Calls(TorchFunctionMode):
             return [self._read_tree(each) for each in tree]
         return self._ask(Tensor.item, (tree,), {}) if isinstance(tree, Tensor) else tree
 
+    def _compare_whole(
+        self, func: Any, one: Tensor, other: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Whether two tensors are equal or close: all of their elements are compared, and read."""
+        if func in (torch.allclose, Tensor.allclose):
+            same = torch.isclose(one, other, *args, **kwargs)
+        elif one.shape != other.shape:
+            return False
+        else:
+            same = torch.eq(one, other)
+        return self._ask(Tensor.item, (same.all(),), {})
+
     def _spread(self, classes: Tensor, num_classes: int = -1) -> Tensor:
         """Rows with a one at these classes, by the operations of real tensors; fake ones would
         compare."""
@@ -351,19 +340,21 @@ class _Calls(TorchFunctionMode):
             self.recorder.read(args[0])
             return True  # its parameters are valid, as in every iteration that goes on
         dtype = args[0].dtype
-        if func in (Tensor.item, Tensor.__float__) and not (
-            dtype.is_complex or dtype is torch.bool
-        ):
+        is_number = not (dtype.is_complex or (dtype is torch.bool and func is Tensor.item))
+        if func in (Tensor.item, Tensor.__float__) and is_number:
             self.recorder.read(args[0])
             trail = self.recorder.trail
             trail.read = trail.read or find_line()
             number = trail.count_read()
-            return Unknown(number, trail.bounds) if func is Tensor.item else number
+            return Unknown(number, trail) if func is Tensor.item else number
+        is_asked = func is Tensor.__bool__ or (func is Tensor.item and dtype is torch.bool)
+        if is_asked and args[0].numel() == 1:
+            return self.recorder.decide(args[0])
         if func is Tensor.__int__ and args[0].numel() == 1 and not dtype.is_complex:
             self.recorder.read(args[0])
             trail = self.recorder.trail
             trail.read = trail.read or find_line()
-            return int(Unknown(trail.count_read(), trail.bounds))
+            return int(Unknown(trail.count_read(), trail))
         is_picture = dtype is torch.uint8
         if func not in (Tensor.numpy, Tensor.__array__) or not (
             dtype.is_floating_point or is_picture
@@ -644,9 +635,7 @@ def capture(
     with open_capture(recorder, ranks, rank):
         step = make_step()
         check_step(step)
-        first, _ = _run(recorder, step)
-        recorder.begin()
-        recorded, drawn = _run(recorder, step)
+        calls = record_call(recorder, step)
         graph = end_iteration(recorder, name, family, ranks)  # before tensors are released
         if not is_trained_here:
             of_tables += describe_dense_gradients(graph)
@@ -657,7 +646,7 @@ def capture(
         if any(label.phase == "backward" for label in graph.labels):
             unused = find_unused_optimizers(recorder)
         notes += unused
-        notes += _compare_calls(recorder, step, first, recorded, drawn, rare_update=bool(unused))
+        notes += compare_calls(recorder, step, calls, rare_update=bool(unused))
         graph = replace(graph, notes=tuple(notes))
         del step
     for note in graph.notes:
@@ -723,127 +712,6 @@ def _find_backend(compiler: Any) -> Backend:
     options = getattr(compiler, "config", None)
     chosen = [key for key, value in options.items() if value] if isinstance(options, dict) else []
     return Backend(name, tuple(chosen))
-
-
-def _read_generators() -> list[Any]:
-    """States of the random generators of Python and NumPy, and of PyTorch."""
-    _, numbers, place, _, _ = np.random.get_state()
-    own = compute(lambda: torch.get_rng_state().numpy().tobytes())
-    return [random.getstate(), (np.asarray(numbers).tobytes(), place), own]
-
-
-def _run(
-    recorder: Recorder, step: Callable[[], Any], number: float = 1.0, longest: float = inf
-) -> tuple[Trail, bool]:
-    """Call the step: what it did in brief, and whether drawn numbers may have decided it."""
-    trail = Trail(number, longest)
-    recorder.trail = trail
-    trail.called = True
-    before = _read_generators()
-    step()
-    if recorder.lost:
-        raise ValueError(recorder.lost)
-    if recorder.values.is_shared_memory_changed():
-        recorder.values.notes[SHARED_WITH_NUMPY] = None
-    python, numpy, torch_own = before
-    python_after, numpy_after, torch_after = _read_generators()
-    others_drew = python != python_after or numpy != numpy_after
-    return trail, others_drew or (torch_own != torch_after and trail.asked)
-
-
-def _repeat(recorder: Recorder, step: Callable[[], Any]) -> Trail | None:
-    """One more call, which is not recorded; None if the step cannot be called again."""
-    try:
-        return _run(recorder, step)[0]
-    except Exception:  # such as the end of the data; nothing is learned from this call
-        return None
-
-
-def _does_decide(
-    recorder: Recorder, step: Callable[[], Any], recorded: Trail, number: float
-) -> bool:
-    """Whether the step does something else if the computed numbers that it reads are others."""
-    longest = 2 * (len(recorded.operations) + len(recorded.updates)) + FEW_OPERATIONS
-    try:
-        trail, _ = _run(recorder, step, number, longest)
-    except EndlessStep:
-        return True
-    except (IndexError, KeyError):  # an item by a computed number, or else the end of the data
-        return _repeat(recorder, step) is not None
-    except Exception:  # a check of the step itself, such as a loss that is too large
-        return False
-    return not are_alike(recorded, trail)
-
-
-def are_alike(one: Trail, other: Trail | None) -> bool:
-    """Whether two calls did the same; a call that failed tells nothing."""
-    if other is None:
-        return True
-    return one.operations == other.operations and one.updates == other.updates
-
-
-def describe_difference(one: Trail, other: Trail) -> str:
-    """In what two calls differ, as a part of a sentence."""
-    if one.steps != other.steps:
-        return f"optimizers update {one.steps} times in it, and {other.steps} times in a later one"
-    first = len(one.operations) + len(one.updates)
-    second = len(other.operations) + len(other.updates)
-    if first != second:
-        return f"it has {first} operations, and a later call {second}"
-    return "a later call has other sizes"
-
-
-def list_bounds(trail: Trail) -> list[float]:
-    """The first few numbers that the step compares computed numbers with."""
-    distinct = {bound: None for bound in trail.bounds if isfinite(bound)}
-    return [*distinct][:MOST_BOUNDS]
-
-
-def _compare_calls(
-    recorder: Recorder,
-    step: Callable[[], Any],
-    first: Trail,
-    recorded: Trail,
-    drawn: bool,
-    *,
-    rare_update: bool,
-) -> list[str]:
-    """Call the step again where its calls may differ, and say so if they do. Of a `rare_update`,
-    which is not in the recorded call, all is said already.
-
-    The first call may differ without need, as caches and states of optimizers are made in it. So a
-    difference counts only between later calls.
-
-    Raises
-    ------
-    ValueError
-        If the step decides by a computed number that it reads.
-    """
-    operations = len(recorded.operations) + len(recorded.updates)
-    differs = first.operations != recorded.operations or first.steps != recorded.steps
-    fewest = 1 if differs or operations <= FEW_OPERATIONS else 0
-    budget = USUAL_OPERATIONS
-    if drawn:
-        fewest, budget = 2, MOST_OPERATIONS
-    calls = min(MOST_CALLS, max(fewest, budget // max(operations, 1)))
-    for _ in range(calls):
-        other = _repeat(recorder, step)
-        if rare_update and other is not None and other.steps != recorded.steps:
-            break
-        if other is not None and not are_alike(recorded, other):
-            if drawn:
-                return [DRAWN]
-            return [CALLS.format(describe_difference(recorded, other))]
-    if recorded.read:
-        numbers = [*OTHER_NUMBERS]
-        if operations > MOST_OPERATIONS and not recorded.bounds:
-            numbers = numbers[:1]
-        for bound in list_bounds(recorded):
-            step_aside = max(1e-6, 1e-6 * abs(bound))
-            numbers += [bound - step_aside, bound, bound + step_aside]
-        if any(_does_decide(recorder, step, recorded, number) for number in numbers):
-            raise ValueError(DECIDED.format(recorded.read))
-    return []
 
 
 def _list_weights(optimizer: Optimizer) -> list[Any]:

@@ -83,6 +83,8 @@ _SCATTERING: dict[str, Callable[[Tensor, Sequence[Any]], Any]] = {
     "index_fill_": lambda marks, places: marks.index_fill_(places[0], places[1], True),
     "index_copy_": lambda marks, places: marks.index_fill_(places[0], places[1], True),
 }
+#: Operations that say which of two numbers is larger.
+_ORDERING = ("lt", "le", "gt", "ge")
 #: Operations with a rule of their own in `Values`, which computes no values.
 _SIZES_ONLY = frozenset(
     ["_embedding_bag_backward", "_coalesce", "sparse_mask", "_ctc_loss", "_ctc_loss_backward"]
@@ -179,6 +181,10 @@ class Storages:
             self._change(self._known[key][0], storage.nbytes())
         return self._known[key][0]
 
+    def count(self) -> int:
+        """Storages that were numbered so far [-]."""
+        return len(self._held)
+
     def resize(self, storage: Any, nbytes: float) -> None:
         """Record a new size of a storage [B]."""
         if storage._cdata in self._known:
@@ -215,6 +221,8 @@ class Values:
         self._generators: dict[int, tuple[Any, Any]] = {}  # random generators and their copies
         self._sizes: dict[Any, tuple[Any, Any, Any]] = {}  # shape, strides and data type of results
         self._attributes: dict[torch.device, dict[str, Any]] = {}  # of fake tensors
+        #: Storages that say whether a number is better than one of an earlier call.
+        self.of_better: set[int] = set()
         # tensors of the meta device, which are kept alive, and what stands for them, by identity
         self._of_meta: dict[int, tuple[Tensor, Tensor]] = {}
         # share of entries that are true, or of one value, by storage
@@ -382,10 +390,10 @@ class Values:
             # a distribution checks its parameters, which is no decision of the step
             if not find_caller("distributions/distribution.py"):
                 self.notes[FINITE] = None
-            # a large one is one number that is repeated
-            size = out.shape if out.numel() <= MOST_KNOWN else ()
-            out.constant = compute(lambda: torch.full(size, finite).expand(out.shape))
-            self.fake.fake_tensor_converter.add_constant_storage_mapping(out)
+            self._answer_finite(out, finite)
+        infinity = None if known or name not in _ORDERING else _find_infinity(args[1])
+        if infinity is not None:
+            self._answer_finite(out, (infinity > 0) == name.startswith("l"))
         if name in ("topk", "argmax") or (name in _FOLLOWING and not known):
             self._follow(name, schema.complete(args, kwargs), given, out)
         if (
@@ -459,6 +467,12 @@ class Values:
         return {**kwargs, "generator": self._generators[id(own)][1]}
 
     # -- what is known of the values of tensors
+
+    def _answer_finite(self, out: FakeTensor, answer: bool) -> None:
+        """Give the same known answer for all elements, as of numbers that are finite."""
+        # a large one is one number that is repeated
+        size = out.shape if out.numel() <= MOST_KNOWN else ()
+        self._attach(out, compute(lambda: torch.full(size, answer).expand(out.shape)))
 
     def _forget(self, tensors: Sequence[Tensor]) -> None:
         """Forget known values of tensors that are trained, or overwritten with unknown values."""
@@ -631,6 +645,14 @@ def _sum_bytes(storage: Any) -> int:
     return compute(
         lambda: zlib.crc32(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes())
     )
+
+
+def _find_infinity(bound: Any) -> float | None:
+    """An infinite number that something is, also as a known tensor; None for anything else."""
+    known = getattr(bound, "constant", None) if isinstance(bound, FakeTensor) else bound
+    if isinstance(known, Tensor) and not known.dim() and known.is_floating_point():
+        known = compute(known.item)
+    return known if isinstance(known, float) and abs(known) == inf else None
 
 
 def is_whole(tensor: Tensor) -> bool:
