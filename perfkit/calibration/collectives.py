@@ -3,12 +3,13 @@ what it teaches."""
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -23,6 +24,7 @@ from perfkit.ground.results import Table
 from perfkit.ground.units import Array, show
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import rescale_fit
+from perfkit.prediction.ranks import find_group_cost
 from perfkit.readers.execution_trace import (
     ExecutionTrace,
     join_traces,
@@ -307,7 +309,11 @@ def list_collectives(
     matched = pl.when(is_same).then(pl.col("rank").n_unique().over(same_call)).otherwise(1)
     transfer = pl.when(matched > 1).then(pl.col("time_s").min().over(same_call))
     frame = frame.with_columns(even=_find_even_size(), matched=matched, transfer_s=transfer)
-    frame = frame.drop("calls_of_rank")
+    # of a group without known members, which is all ranks that were read, these are its members
+    ranks_read = sorted(file.rank or 0 for file in files)
+    is_all = ~has_members & (pl.col("matched") == pl.col("ranks")) & (pl.col("matched") > 1)
+    members = pl.when(is_all).then(pl.lit(ranks_read, pl.List(pl.Int64))).otherwise("members")
+    frame = frame.with_columns(members=members).drop("calls_of_rank")
     return frame.with_columns(waiting_s=pl.col("time_s") - pl.col("transfer_s"))
 
 
@@ -343,19 +349,21 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
     Returns
     -------
     platform : Platform
-        With the fitted curves, by operation, ranks, and whether the nodes have one rank each.
+        With the fitted curves: by operation and ranks, where these are on one node or fill nodes; by
+        operation and nodes (a rail) where they are one or some ranks of each of several nodes.
     lost : list of str
         Collectives that were not fitted, and why.
 
     Notes
     -----
-    Medians over calls of one size count alike. A curve keeps its form; its start-up and its time
+    Medians over calls of one size count alike. Groups of some ranks of each node are priced as predictions
+    price them, with the rail's curve and the others of the platform, and move the rail's. A curve keeps its form; its start-up and its time
     per byte are scaled (`perfkit.calibration.runs.fit_logs`). Before the transfers are seen, they
     are as uncertain as those of another machine, so small messages move the start-up, large ones
     the time per byte. Outside the measured sizes the interval widens by what stays unknown.
     """
     check_threads()
-    met = met.with_columns(nodes=_count_nodes(platform.network.ranks_per_node))
+    met = add_nodes(met, platform.network.ranks_per_node)
     was_read = (pl.col("matched") >= pl.col("ranks")) & (pl.col("matched") > 1)
     is_whole = (was_read & (pl.col("even") > 0)).fill_null(False)
     lost = []
@@ -363,32 +371,94 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
         lost.append(f"{count} {name}, of which not all ranks were read, or whose size is unknown")
     same_call = met.filter(is_whole).group_by("iteration", "group", "order", maintain_order=True)
     calls = same_call.agg(
-        pl.first("operation", "ranks", "nodes", "transfer_s"), nbytes=pl.max("even")
+        pl.first("operation", "ranks", "nodes", "ranks_of_node", "transfer_s"),
+        nbytes=pl.max("even"),
     )
     for name, count in _count_operations(calls.filter(pl.col("transfer_s") <= 0)):
         lost.append(f"{count} {name}, which took no time")
     timed = calls.filter(pl.col("transfer_s") > 0)
+    is_even = pl.col("ranks") == pl.col("nodes") * pl.col("ranks_of_node")
+    for name, count in _count_operations(timed.filter(~is_even)):
+        lost.append(f"{count} {name}, of ranks that are spread unevenly over nodes")
     fits: dict[str, CollectiveModel] = {}
-    by_curve = timed.group_by("operation", "ranks", "nodes", maintain_order=True)
-    for (operation, ranks, nodes), own in by_curve:
-        # one rank of each node talks over a rail
-        algorithm = "rail" if ranks == nodes else ""
-        key = Key(str(operation), int(str(ranks)), algorithm)
-        by_size = own.group_by("nbytes").agg(seconds=pl.median("transfer_s"), calls=pl.len())
-        rows = by_size.sort("nbytes")
+    by_curve = timed.filter(is_even).with_columns(
+        curve=_name_curves(platform.network.ranks_per_node)
+    )
+    for (name,), own in by_curve.group_by("curve", maintain_order=True):
+        key = Key.parse(str(name))
+        by_size = own.group_by("nbytes", "ranks_of_node").agg(
+            seconds=pl.median("transfer_s"), calls=pl.len()
+        )
+        rows = by_size.sort("nbytes", "ranks_of_node")
         try:
             fits[str(key)] = _scale_curve(platform, key, rows, source)
         except ValueError as error:  # the base has no model of it
-            lost.append(f"{len(own)} {operation}: {error}")
+            lost.append(f"{len(own)} {key.operation}: {error}")
     return replace(platform, collectives={**platform.collectives, **fits}), lost
 
 
-def _count_nodes(ranks_per_node: int) -> pl.Expr:
-    """Nodes of a collective: those of its members, otherwise as few as its ranks can be on [-]."""
-    members = pl.col("members").list
-    of_members = members.eval(pl.element() // ranks_per_node).list.n_unique()
-    fewest = (pl.col("ranks") + ranks_per_node - 1) // ranks_per_node
-    return pl.when(members.len() > 0).then(of_members).otherwise(fewest)
+class _NodesOfGroup(NamedTuple):
+    """How a group of ranks lies on nodes: how many of them, and most ranks on one [-]."""
+
+    nodes: int
+    ranks_of_node: int
+
+
+def _find_nodes(
+    members: Sequence[int] | None, ranks: int | None, ranks_per_node: int
+) -> _NodesOfGroup | None:
+    """How a group lies on nodes: by its members, otherwise on as few as its ranks can be on; None where
+    neither is known."""
+    if members:
+        of_node = Counter(member // ranks_per_node for member in members)
+        return _NodesOfGroup(len(of_node), max(of_node.values()))
+    if ranks is None:
+        return None
+    return _NodesOfGroup(-(-ranks // ranks_per_node), min(ranks, ranks_per_node))
+
+
+def add_nodes(met: Table, ranks_per_node: int) -> Table:
+    """Say how the group of each collective lies on nodes.
+
+    Parameters
+    ----------
+    met : polars.DataFrame
+        Of `list_collectives`.
+    ranks_per_node : int
+        Ranks of a node, which are numbered one node after the other [-].
+
+    Returns
+    -------
+    frame : polars.DataFrame
+        The same with nodes, how many the group is on, and ranks_of_node, the most of them on one [-]: by
+        the members of the group, otherwise as if its ranks filled nodes; null where neither is known.
+    """
+    seen: dict[tuple[Any, ...], _NodesOfGroup | None] = {}
+    nodes: list[int | None] = []
+    ranks_of_node: list[int | None] = []
+    for members, ranks in met.select("members", "ranks").iter_rows():
+        key = (*(members or ()), ranks)
+        if key not in seen:
+            seen[key] = _find_nodes(members, ranks, ranks_per_node)
+        found = seen[key]
+        nodes.append(None if found is None else found.nodes)
+        ranks_of_node.append(None if found is None else found.ranks_of_node)
+    return met.with_columns(
+        nodes=pl.Series(nodes, dtype=pl.Int64),
+        ranks_of_node=pl.Series(ranks_of_node, dtype=pl.Int64),
+    )
+
+
+def _name_curves(ranks_per_node: int) -> pl.Expr:
+    """Name of the curve that a collective tells of.
+
+    That of its ranks, where these are on one node or fill nodes. Otherwise that of one rank of each node, a
+    rail: with several ranks of each node it is a part of what they do.
+    """
+    fills_nodes = (pl.col("nodes") == 1) | (pl.col("ranks_of_node") == ranks_per_node)
+    own = pl.format("{}.{}", "operation", "ranks")
+    rail = pl.format("{}.{}.rail", "operation", "nodes")
+    return pl.when(fills_nodes).then(own).otherwise(rail)
 
 
 def _count_operations(calls: Table) -> list[tuple[str, int]]:
@@ -412,14 +482,26 @@ def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Coll
         )
     numbers = rows.select(pl.col("nbytes", "seconds", "calls").cast(pl.Float64))
     nbytes, seconds, calls = numbers.to_numpy().T
+    of_node = rows["ranks_of_node"].to_numpy()
+    is_own = (of_node == 1) | (key.algorithm != "rail")
+    is_alone = bool(is_own.all())
     prior = fit
+    # sizes at which the curve itself was seen
+    ranges = prior.ranges
+    if is_own.any():
+        own_sizes = nbytes[is_own]
+        ranges = {"nbytes": (float(own_sizes.min()), float(own_sizes.max()))}
 
     def scale(logs: Array) -> CollectiveModel:
         alpha, beta = np.exp(logs).tolist()
-        return rescale_fit(prior, "", 0.0, {"alpha": alpha, "beta": beta})
+        scaled = rescale_fit(prior, "", 0.0, {"alpha": alpha, "beta": beta})
+        return replace(scaled, ranges=ranges)
 
     def evaluate(logs: Array) -> Array:
-        return np.log(scale(logs).time(nbytes, key.operation, key.ranks or 1))
+        model = scale(logs)
+        if is_alone:
+            return np.log(model.time(nbytes, key.operation, key.ranks or 1))
+        return np.log(_time_on_rails(platform, key, model, nbytes, of_node))
 
     width = np.hypot(prior.spread, _MACHINES)
     usual = np.hypot(prior.spread, PRIOR / np.sqrt(calls))
@@ -427,7 +509,7 @@ def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Coll
     slopes, covariance, errors = scaled.slopes, scaled.covariance, scaled.errors
     start_up_error, transfer_error = np.sqrt(np.diag(covariance))
     left = max(start_up_error / width[0], transfer_error / width[1])
-    if len(rows) >= _SIZES and left <= _LEFT:
+    if is_alone and len(rows) >= _SIZES and left <= _LEFT:
         return replace(fit_collective(nbytes, seconds), source=source)
     model = scale(scaled.parameters)
     start_up, transfer = np.exp(scaled.parameters)
@@ -454,9 +536,23 @@ def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Coll
         transferred=prior.transferred,
         spread=math.sqrt(variance + unsure),
         stderr=stderr,
-        ranges={"nbytes": (float(nbytes.min()), float(nbytes.max()))},
+        ranges=ranges,
         notes=(note,),
     )
+
+
+def _time_on_rails(
+    platform: Platform, key: Key, model: CollectiveModel, nbytes: Array, ranks_of_node: Array
+) -> Array:
+    """Times of collectives of one or more ranks of each node, with a curve for one of each [s]."""
+    changed = replace(platform, collectives={**platform.collectives, str(key): model})
+    nodes = key.ranks or 1
+    times = np.zeros(len(nbytes))
+    for most in np.unique(ranks_of_node).tolist():
+        alike = ranks_of_node == most
+        cost = find_group_cost(changed, key.operation, most * nodes, nodes, most)
+        times[alike] = cost.time(nbytes[alike])
+    return times
 
 
 @uncollected()

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, list_work, time_host
-from perfkit.calibration.collectives import list_collectives, read_ranks
+from perfkit.calibration.collectives import add_nodes, list_collectives, read_ranks
 from perfkit.calibration.doubts import check_device, count_things, list_doubts
 from perfkit.calibration.rank_times import measure_jitter
 from perfkit.ground.forks import check_threads
@@ -19,6 +19,7 @@ from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
 from perfkit.ground.units import (
     Array,
     check_choice,
+    check_positive,
     check_type,
     escape,
     format_table,
@@ -92,10 +93,25 @@ class Trace(Tabular):
         if not kept."""
         return pl.concat([list_steps(file, self.basis) for file in self.files])
 
-    def collectives(self) -> Table:
-        """Every collective of every rank, see
-        `perfkit.calibration.collectives.list_collectives`."""
-        return list_collectives(self.files, self._works, self.sizes)
+    def collectives(self, ranks_per_node: int | None = None) -> Table:
+        """Every collective of every rank, see `perfkit.calibration.collectives.list_collectives`.
+
+        Parameters
+        ----------
+        ranks_per_node : int, optional
+            Ranks of a node, which are numbered one node after the other: then the frame also has nodes
+            and ranks_of_node, how the group lies on them [-].
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            One row for each collective of each rank.
+        """
+        frame = list_collectives(self.files, self._works, self.sizes)
+        if ranks_per_node is None:
+            return frame
+        local = check_positive("ranks_per_node", ranks_per_node, integer=True)
+        return add_nodes(frame, int(local))
 
     @cached_property
     def _steps(self) -> Table:

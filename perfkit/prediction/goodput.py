@@ -17,7 +17,6 @@ from perfkit.ground.units import (
     check_choice,
     check_positive,
     format_bytes,
-    format_count,
     format_time,
     show,
 )
@@ -38,8 +37,8 @@ _STEPS, _FAR = 400, 12.0
 #: Parts of the memory of a rank that a checkpoint holds.
 _SAVED = ("parameters", "states", "tables")
 _HOUR = 3600.0
-#: Time from which on it is written in days [h].
-_LEAST_DAYS = 48.0
+#: Times from which on they are written in days, and in whole days [h].
+_LEAST_DAYS, _MANY_DAYS = 48.0, 2400.0
 #: One iteration, up to rounding [-].
 _ONE = 1.0 - 1e-9
 
@@ -489,7 +488,7 @@ class Goodput(Tabular):
             f"{self.checkpoint_hours / hours:.1%} of the time"
         )
         lines.append(
-            f"  failures: each {write_hours(failures.mtbf / _HOUR)} one of {format_count(ranks, 'rank')}; work done again "
+            f"  failures: each {write_hours(failures.mtbf / _HOUR)} one of {ranks:,} GPUs; work done again "
             f"{lost_share:.1%}, restarts of {format_time(failures.restart)} {restart_share:.1%}"
         )
         lines.append(f"  training alone: {write_hours(self.training_hours)}{cost_of_training}")
@@ -770,6 +769,8 @@ def write_hours(hours: float) -> str:
     >>> write_hours(1.5), write_hours(80.0)
     ('90 min', '3.33 days')
     """
+    if hours >= _MANY_DAYS:
+        return f"{hours / 24:,.0f} days"
     if hours >= _LEAST_DAYS:
-        return f"{hours / 24:,.3g} days"
+        return f"{hours / 24:.3g} days"
     return format_time(hours * _HOUR)
