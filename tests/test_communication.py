@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 import perfkit as pk
 from perfkit.fitting import OverRanks, Pipelined, fit_collective
 from perfkit.fitting.parameters import Key
-from perfkit.ground.files import find_reference
+from perfkit.ground.files import find_reference, group_rows
 from perfkit.ground.hardware import Link, MemoryLevel, Quantity
 from perfkit.models import collectives as c
 from perfkit.models import hierarchy as h
 from perfkit.models.algorithms import ALGORITHMS, Algorithm
 from perfkit.platform.collectives import find_cost
 from perfkit.platform.estimates import CollectiveTime
+from perfkit.prediction.ranks import find_group_cost
 from perfkit.readers.nccl import LogWarning, read_nccl_tests
 
 INTRA, INTER = 450e9, 50e9
@@ -519,3 +520,58 @@ def test_collectives_over_nodes_come_near_published_times(case: tuple[str, int, 
     errors = np.abs(priced.time / listed["seconds"].to_numpy() - 1)
     mean, largest = PUBLISHED[case]
     assert len(listed) >= 7 and np.mean(errors) <= mean and np.max(errors) <= largest
+
+
+def test_ranks_of_parts_of_nodes_are_priced_as_predictions_price_them() -> None:
+    main = MemoryLevel("HBM", None, Quantity(2e12, "B/s", "assumed", "a test"))
+    device = pk.Device("a GPU", "cuda", {}, (main,))
+    platform = pk.Platform("toy", device, NETWORK, collectives=FITS)
+    one = platform.collective_time("all_reduce", SIZES, ranks=10, nodes=10)
+    assert np.array_equal(
+        one, platform.collective_time("all_reduce", SIZES, ranks=10, algorithm="rail")
+    )
+    whole = platform.collective_time("all_reduce", SIZES, ranks=80, nodes=10)
+    assert np.array_equal(whole, platform.collective_time("all_reduce", SIZES, ranks=80))
+    # two of each node have two rails: a large message takes half as long between nodes, and more inside
+    large = np.array([2.0**34])
+    two = platform.collective_time("all_reduce", large, ranks=20, nodes=10)
+    alone = platform.collective_time("all_reduce", large, ranks=10, nodes=10)
+    assert 0.5 < float((two / alone)[0]) < 0.56
+    wanted = find_group_cost(platform, "all_reduce", 20, nodes=10, most=2).time(large)
+    assert np.array_equal(two, wanted)
+    # inside nodes two ranks were not measured: they are scaled from eight, as without other nodes
+    pair = platform.collective_time("reduce_scatter", large, ranks=2)
+    assert float((two / np.hypot(alone / 2, pair))[0]) == pytest.approx(1.0, abs=0.1)
+    inside = platform.collective_time("all_reduce", SIZES, ranks=8, nodes=1)
+    assert np.array_equal(inside, platform.collective_time("all_reduce", SIZES, ranks=8))
+
+
+@pytest.mark.parametrize(
+    "ranks, nodes, words",
+    [
+        (9, 2, "each node must have equally many, at most 8"),
+        (18, 2, "each node must have equally many, at most 8"),
+        (40, 20, "nodes is 20; platform 'toy' has 10"),
+        (8, 0, "nodes is 0"),
+    ],
+)
+def test_ranks_that_no_nodes_have(ranks: int, nodes: int, words: str) -> None:
+    platform = pk.load_platform("h100-sxm-8x10")
+    with pytest.raises(ValueError, match=words.replace("'toy'", "'h100-sxm-8x10'")):
+        platform.collective_time("all_reduce", 1e6, ranks=ranks, nodes=nodes)
+
+
+def test_published_exchanges_of_parts_of_nodes() -> None:
+    # docs/formulas.md, below table 1.1: 2 and 4 ranks of each of ten nodes of 8 H100
+    platform = pk.load_platform("h100-sxm-8x10")
+    found: dict[int, list[float]] = {20: [], 40: []}
+    for rows in group_rows("ranks", "published", "nccl_nodes.csv").values():
+        for row in rows:
+            ranks = int(row["ranks"])
+            if row["operation"] == "all_to_all" and row["nodes"] == "10" and ranks in found:
+                size = float(row["nbytes"])
+                time = platform.collective_time("all_to_all", size, ranks=ranks, nodes=10)
+                found[ranks].append(float(time) / float(row["seconds"]))
+    assert len(found[20]) == len(found[40]) == 7
+    assert min(found[20]) > 0.98 and max(found[20]) < 1.05
+    assert min(found[40]) > 0.87 and max(found[40]) < 1.04

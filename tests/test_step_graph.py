@@ -21,11 +21,12 @@ from benchmarks.traced import (
 )
 from perfkit.__main__ import main
 from perfkit.calibration.activity import BLOCKING, list_steps, time_host
-from perfkit.calibration.collectives import fit_transfers, read_ranks
+from perfkit.calibration.collectives import add_nodes, fit_transfers, read_ranks
 from perfkit.calibration.fit_traces import calibrate_traces
 from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.whatif import rescale_fit
 from perfkit.prediction.cost import price_hosts
 from perfkit.readers.kineto import TraceFile, find_basis
 from perfkit.workloads.graph import Graph
@@ -326,6 +327,59 @@ def test_a_size_moves_what_it_tells() -> None:
     ):
         platform, (lost,) = fit_transfers(base, meet(base, [1e3, 1e5], 2.0, 1.3, **changes), "it")
         assert platform.collectives == base.collectives and lost.startswith("2 ")
+
+
+def test_some_ranks_of_each_node_teach_the_rail() -> None:
+    """Groups of two and of four ranks of each of ten nodes, whose rails start half as fast again and take
+    twice as long a byte. As whole nodes they would spoil the curve of 40 ranks that fill five nodes."""
+    base = pk.load_platform("h100-sxm-8x10")
+    rail = "all_reduce.10.rail"
+    slow = rescale_fit(base.collectives[rail], "", 0.0, {"alpha": 1.5, "beta": 2.0})
+    true = replace(base, collectives={**base.collectives, rail: slow})
+    sizes = np.array([3e7, 1e9])
+    for of_node in (2, 4):
+        group = [8 * node + rank for node in range(10) for rank in range(of_node)]
+        ranks = len(group)
+        known = [1e6, 1e8, 2e9]
+        times = true.collective_time("all_reduce", known, ranks=ranks, nodes=10)
+        about: dict[str, Any] = {
+            "group": ", ".join(map(str, group)),
+            "ranks": ranks,
+            "matched": ranks,
+        }
+        met = meet(base, known, 1.0, 1.0, **about).with_columns(transfer_s=pl.Series(times))
+        platform, lost = fit_transfers(base, met, "it")
+        assert not lost
+        changed = [
+            name for name, fit in platform.collectives.items() if fit != base.collectives.get(name)
+        ]
+        assert changed == [rail]
+        for spread in (1, 2, 4, 8):
+            about = {"ranks": 10 * spread, "nodes": 10}
+            wanted = true.collective_time("all_reduce", sizes, **about)
+            before = np.log(base.collective_time("all_reduce", sizes, **about) / wanted)
+            after = np.log(platform.collective_time("all_reduce", sizes, **about) / wanted)
+            assert (np.abs(after) < 0.6 * np.abs(before)).all(), (of_node, spread)
+
+
+def test_uneven_groups_are_counted() -> None:
+    base = pk.load_platform("h100-sxm-8x4")
+    rows = meet(base, [1e8], 1.0, 1.0, group="0, 1, 8", ranks=3, matched=3)
+    platform, lost = fit_transfers(base, rows, "it")
+    assert lost == ["1 all_reduce, of ranks that are spread unevenly over nodes"]
+    assert platform.collectives == base.collectives
+
+
+def test_how_groups_lie_on_nodes() -> None:
+    groups = ["0, 8, 16, 24", "0, 1, 8, 9", "0, 1, 2, 3", "0, 1, 8", ""]
+    base = pk.load_platform("h100-sxm-8x4")
+    rows = [meet(base, [1e8], 1.0, 1.0, group=group, ranks=4) for group in groups[:-1]]
+    unknown = rows[0].with_columns(
+        members=pl.lit([], pl.List(pl.Int64)), ranks=pl.lit(16, pl.Int32)
+    )
+    frame = add_nodes(pl.concat([*rows, unknown]), 8)
+    assert frame["nodes"].to_list() == [4, 2, 1, 2, 2]
+    assert frame["ranks_of_node"].to_list() == [1, 2, 4, 2, 8]
 
 
 def test_groups_over_nodes_have_curves_of_their_own() -> None:

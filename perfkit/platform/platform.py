@@ -67,7 +67,13 @@ class Platform(Machine, Reported):
     report_title = "Everything perfkit knows about a machine or a cluster"
 
     def collective_time(
-        self, operation: str, nbytes: Values, *, ranks: int, algorithm: str | None = None
+        self,
+        operation: str,
+        nbytes: Values,
+        *,
+        ranks: int,
+        algorithm: str | None = None,
+        nodes: int | None = None,
     ) -> Array:
         """Time of collectives of one operation, for arrays of sizes and without warnings.
 
@@ -84,6 +90,9 @@ class Platform(Machine, Reported):
             nodes, and inside nodes) or
             ``rail`` (one rank of each node); by default the one of `with_algorithm`, else what the
             library chose when it was measured [-].
+        nodes : int, optional
+            Nodes that the ranks are on, equally many on each: 4 with 8 ranks is two of each of four
+            nodes. By default they fill one node after the other [-].
 
         Returns
         -------
@@ -93,15 +102,27 @@ class Platform(Machine, Reported):
         Raises
         ------
         ValueError
-            For an operation or algorithm without a model, or more ranks than the network has.
+            For an operation or algorithm without a model, more ranks or nodes than the network has, or
+            ranks that are not equally many on each of `nodes`.
         """
-        from perfkit.platform.collectives import find_cost  # only exchanges need it
+        from perfkit.platform.collectives import (  # only exchanges need it
+            find_cost,
+            find_spread_cost,
+        )
 
         sizes = np.asarray(check_sizes("nbytes", nbytes), dtype=float)
-        return find_cost(self, operation, ranks, algorithm).time(sizes)
+        if nodes is None:
+            return find_cost(self, operation, ranks, algorithm).time(sizes)
+        return find_spread_cost(self, operation, ranks, nodes, algorithm).time(sizes)
 
     def collective(
-        self, operation: str, nbytes: float, *, ranks: int, algorithm: str | None = None
+        self,
+        operation: str,
+        nbytes: float,
+        *,
+        ranks: int,
+        algorithm: str | None = None,
+        nodes: int | None = None,
     ) -> Estimate:
         """Time of one collective.
 
@@ -118,6 +139,9 @@ class Platform(Machine, Reported):
             nodes, and inside nodes) or
             ``rail`` (one rank of each node); by default the one of `with_algorithm`, else what the
             library chose when it was measured [-].
+        nodes : int, optional
+            Nodes that the ranks are on, equally many on each: 4 with 8 ranks is two of each of four
+            nodes. By default they fill one node after the other [-].
 
         Returns
         -------
@@ -135,22 +159,31 @@ class Platform(Machine, Reported):
         A fitted rank count takes its own fit. Another one takes the law over rank counts; else the
         geometric mean of the counts below and above it, or the nearest count, scaled as its
         algorithm does. A collective across nodes that was not measured is composed of its stages
-        inside and between nodes, see `perfkit.models.hierarchy`. An algorithm that was asked for
+        inside and between nodes, see `perfkit.models.hierarchy`. Some ranks of each of several nodes are
+        priced as nodes of so many: each has its own rail, whatever the others send at that time
+        (docs/formulas.md, below table 1.1). An algorithm that was asked for
         and not measured takes its textbook form. All of these have a wider interval and a warning,
         which names the one measurement that would help most.
         """
         size = check_positive("nbytes", nbytes, zero=True)
-        found = self.price_collective(operation, check_sizes("nbytes", size), ranks, algorithm)
-        title = (
-            f"{operation} of {format_bytes(size)} on {ranks} ranks of {self.name}: {found.formula}"
-        )
+        sizes = check_sizes("nbytes", size)
+        found = self.price_collective(operation, sizes, ranks, algorithm, nodes)
+        where = f"{ranks} ranks of {self.name}"
+        if nodes is not None:
+            where = f"{ranks} ranks on {nodes} nodes of {self.name}"
+        title = f"{operation} of {format_bytes(size)} on {where}: {found.formula}"
         terms = {name: float(part) for name, part in found.terms.items()}
         return Estimate(
             float(found.time), float(found.spread), terms, title, warn_once(found.notes, 3)
         )
 
     def price_collective(
-        self, operation: str, nbytes: Array, ranks: int, algorithm: str | None = None
+        self,
+        operation: str,
+        nbytes: Array,
+        ranks: int,
+        algorithm: str | None = None,
+        nodes: int | None = None,
     ) -> CollectiveTime:
         """Price collectives as `collective_time` does, with parts, spread and warnings.
 
@@ -163,6 +196,8 @@ class Platform(Machine, Reported):
         ranks : int
             Ranks taking part [-].
         algorithm : str, optional
+            As in `collective_time` [-].
+        nodes : int, optional
             As in `collective_time` [-].
 
         Returns
@@ -178,7 +213,7 @@ class Platform(Machine, Reported):
         """
         from perfkit.platform.collectives import price_collective  # only exchanges need it
 
-        return price_collective(self, operation, nbytes, ranks, algorithm)
+        return price_collective(self, operation, nbytes, ranks, algorithm, nodes)
 
     def kernel_time(
         self, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32"

@@ -15,7 +15,6 @@ from perfkit.models.experts import DISPATCH
 from perfkit.models.offload import HOST_WORK
 from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
-from perfkit.platform.whatif import resize_nodes
 from perfkit.prediction.classes import check_format
 from perfkit.prediction.cost import HostTimes, price_hosts
 from perfkit.workloads.execution import execute
@@ -485,7 +484,7 @@ def _choose_group_cost(
     """Choose what prices collectives of a group of ranks, see `find_group_cost`."""
     # only exchanges need them
     from perfkit.platform.collective_costs import AsAllGather, NoExchange, SentOnce
-    from perfkit.platform.collectives import find_cost, join_regions
+    from perfkit.platform.collectives import find_cost, find_cost_of_parts, join_regions
 
     if operation in HOST_WORK:  # of a rank and its host
         from perfkit.platform.host_costs import find_host_cost
@@ -524,12 +523,7 @@ def _choose_group_cost(
             return AsAllGather(find_group_cost(platform, "all_gather", 2, nodes, most))
     if nodes == 1 or most == platform.network.ranks_per_node:
         return find_cost(platform, operation, count)
-    if most == 1 and operation not in platform.network.algorithms:
-        return find_cost(platform, operation, count, "rail")
-    if (nodes, most) not in platform.memo:
-        platform.memo[nodes, most] = resize_nodes(platform, nodes, most)
-    resized: Platform = platform.memo[nodes, most]
-    return find_cost(resized, operation, most * nodes)
+    return find_cost_of_parts(platform, operation, nodes, most)
 
 
 class _MessageKind(NamedTuple):
