@@ -5,7 +5,7 @@ Main types: `Machine` (all numbers), `Platform` (the same with what can be asked
 `collective`, `with_nodes` …), `Estimate` (a time with its interval and parts).
 
 Reading order: `machine`, `platform`; `kernels` (which fit times a class), `kernel_times` (how it is
-called) and `single_kernels`; `collectives`, `collective_costs` and `collective_fits`; `estimates`;
-`file`, `schema` and `gallery` (platform files), `datasheets` and `unmeasured` (without
+called) and `single_kernels`; `collectives`, `collective_costs`,
+`collective_fits` and `spread_ranks`; `estimates`; `file`, `schema` and `gallery` (platform files), `datasheets` and `unmeasured` (without
 measurements), `sources` (from logs and kernel databases), `whatif` (changes), `tables`.
 """

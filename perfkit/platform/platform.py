@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from perfkit.platform.estimates import CollectiveTime, Estimate, warn_once
 from perfkit.platform.machine import Machine, PlatformError, list_numbers
 from perfkit.platform.single_kernels import estimate_gemm, estimate_lookups, time_kernels
 from perfkit.platform.unmeasured import put_on_datasheet
+
+if TYPE_CHECKING:
+    from perfkit.platform.collective_costs import CollectiveCost
 
 
 @dataclass(frozen=True)
@@ -105,15 +108,8 @@ class Platform(Machine, Reported):
             For an operation or algorithm without a model, more ranks or nodes than the network has, or
             ranks that are not equally many on each of `nodes`.
         """
-        from perfkit.platform.collectives import (  # only exchanges need it
-            find_cost,
-            find_spread_cost,
-        )
-
         sizes = np.asarray(check_sizes("nbytes", nbytes), dtype=float)
-        if nodes is None:
-            return find_cost(self, operation, ranks, algorithm).time(sizes)
-        return find_spread_cost(self, operation, ranks, nodes, algorithm).time(sizes)
+        return self._find_cost(operation, ranks, algorithm, nodes).time(sizes)
 
     def collective(
         self,
@@ -211,9 +207,21 @@ class Platform(Machine, Reported):
         ValueError
             As `collective_time` does.
         """
-        from perfkit.platform.collectives import price_collective  # only exchanges need it
+        sizes = np.asarray(nbytes, dtype=float)
+        return self._find_cost(operation, ranks, algorithm, nodes).price(sizes)
 
-        return price_collective(self, operation, nbytes, ranks, algorithm, nodes)
+    def _find_cost(
+        self, operation: str, ranks: int, algorithm: str | None, nodes: int | None
+    ) -> "CollectiveCost":
+        """What prices a collective of ranks that fill one node after the other, or are on so many."""
+        # only exchanges need them
+        if nodes is None:
+            from perfkit.platform.collectives import find_cost
+
+            return find_cost(self, operation, ranks, algorithm)
+        from perfkit.platform.spread_ranks import find_spread_cost
+
+        return find_spread_cost(self, operation, ranks, nodes, algorithm)
 
     def kernel_time(
         self, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32"

@@ -484,7 +484,8 @@ def _choose_group_cost(
     """Choose what prices collectives of a group of ranks, see `find_group_cost`."""
     # only exchanges need them
     from perfkit.platform.collective_costs import AsAllGather, NoExchange, SentOnce
-    from perfkit.platform.collectives import find_cost, find_cost_of_parts, join_regions
+    from perfkit.platform.collectives import find_cost, join_regions
+    from perfkit.platform.spread_ranks import find_cost_of_parts
 
     if operation in HOST_WORK:  # of a rank and its host
         from perfkit.platform.host_costs import find_host_cost
