@@ -146,6 +146,7 @@ def _list_arguments(
     yield "gpu_networks", []
     yield "gpu_unet", []
     yield "traced", []
+    yield "fixes", shorten("--count", "4")
     yield "v100_embeddings", []
     yield "lookups", []
     yield "host_tables", []

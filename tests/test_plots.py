@@ -228,6 +228,14 @@ def draw_diagnosis() -> Any:
     return plots.measured_against_links(rows)
 
 
+def draw_gains() -> Any:
+    rows = [
+        {"what": "links twice as fast", "gain_s": 3e-3, "low_s": 2e-3, "high_s": 3.5e-3},
+        {"what": "compile the model", "gain_s": 1e-3, "low_s": -1e-4, "high_s": 2e-3},
+    ]
+    return plots.gain_bars(rows, time=0.02)
+
+
 def draw_plan() -> Any:
     return plots.plan_bars(RANKS, time=3e-3, capacity=5e9)
 
@@ -261,6 +269,7 @@ CHARTS = {
     "tornado": draw_tornado,
     "memory": draw_memory,
     "diagnosis": draw_diagnosis,
+    "gains": draw_gains,
     "plan": draw_plan,
     "alpha-beta": draw_alpha_beta,
     "asked roofline": draw_asked_roofline,

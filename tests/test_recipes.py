@@ -87,6 +87,13 @@ def write_training_log(folder: Path) -> None:
     (folder / "megatron.log").write_text("\n".join([arguments, *steps]))
 
 
+def write_traces(folder: Path) -> None:
+    """Invented traces of two ranks that launch slowly."""
+    for rank in range(2):
+        text = (ROOT / "tests" / "data" / f"step_rank{rank}.kineto.json").read_bytes()
+        (folder / f"rank{rank}.json").write_bytes(text)
+
+
 @pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 @pytest.mark.parametrize(
     ("question", "block"), RECIPES, ids=[question[:40] for question, _ in RECIPES]
@@ -109,6 +116,7 @@ def test_a_recipe_runs(
         pytest.importorskip("torch", reason="this recipe runs PyTorch")
     (tmp_path / "reference_data").symlink_to(ROOT / "reference_data")
     write_log(tmp_path / "logs")
+    write_traces(tmp_path / "logs")
     write_config(tmp_path / "llama")
     write_training_log(tmp_path / "runs")
     copy_traces(tmp_path / "traces")

@@ -520,6 +520,15 @@ BENCHMARKS = (
         "Fused all_reduce and Adam",
     ),
     Benchmark(
+        "fixes",
+        "Are the gains that a trace tells those of the event loop with the change made?",
+        "",
+        25,
+        (),
+        _ACCURACY,
+        "What would help most, told from traces",
+    ),
+    Benchmark(
         "traced",
         "What does a platform from a public trace predict of other ranks, other jobs and collectives?",
         "",

@@ -13,7 +13,9 @@ import polars as pl
 from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, list_work, time_host
 from perfkit.calibration.collectives import add_nodes, list_collectives, read_ranks
 from perfkit.calibration.doubts import check_device, count_things, list_doubts
+from perfkit.calibration.fixes import Fixes, find_fixes
 from perfkit.calibration.rank_times import measure_jitter
+from perfkit.calibration.replay_links import Recorded
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells, write_notes
 from perfkit.ground.units import (
@@ -112,6 +114,11 @@ class Trace(Tabular):
             return frame
         local = check_positive("ranks_per_node", ranks_per_node, integer=True)
         return add_nodes(frame, int(local))
+
+    @property
+    def has_device(self) -> bool:
+        """Whether the trace holds work of a device."""
+        return any(file.events["cat"].is_in(DEVICE).any() for file in self.files)
 
     @cached_property
     def _steps(self) -> Table:
@@ -445,6 +452,34 @@ class Trace(Tabular):
         frame = frame.with_columns(difference_s=pl.col("time_s") - pl.col("other_s"), says=says)
         return frame.sort(pl.col("difference_s").abs(), descending=True, maintain_order=True)
 
+    def fixes(self) -> Fixes:
+        """What would help most: changes, ranked by the time that an iteration would become shorter.
+
+        Returns
+        -------
+        fixes : Fixes
+            Each change alone with its interval, and the best ones together; see
+            `perfkit.calibration.fixes.find_fixes`.
+
+        Raises
+        ------
+        ValueError
+            For a trace without work of a device.
+
+        Notes
+        -----
+        The recorded steps are replayed with each change, so that time which something else hides
+        counts as nothing.
+        """
+        return find_fixes(self.recorded)
+
+    @property
+    def recorded(self) -> Recorded:
+        """What `perfkit.calibration.replay_links.record_run` makes a replay of."""
+        return Recorded(
+            self.files, self._works, self._steps, self._collectives, self.time, self.has_device
+        )
+
     def chart(self, kind: str = "breakdown") -> Picture:
         """Draw the trace.
 
@@ -518,6 +553,8 @@ class Trace(Tabular):
         shown_ranks = 8 if len(self.files) > 1 else 0
         yield "For whom the others waited", self.stragglers("rank").head(shown_ranks)
         yield "Steps", self._steps.drop("begin", "time")
+        if self.has_device:
+            yield "What would help most", self.fixes()
 
     def explain(self) -> str:
         """The trace in words: what was recorded, where the time goes, which steps were left out,
@@ -544,8 +581,7 @@ class Trace(Tabular):
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         names = name_devices(self.files)
-        on_device = any(file.events["cat"].is_in(DEVICE).any() for file in self.files)
-        if not on_device:
+        if not self.has_device:
             device = f"the host of {names[0]}" if names else "a CPU"
         else:
             device = names[0] if names else "an unnamed device"

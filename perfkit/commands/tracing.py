@@ -7,6 +7,9 @@ from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.outputs import Answer, OutputFiles
 
+#: Changes that are told; `--json` and `--report` have all of them [-].
+_MOST_FIXES = 3
+
 
 @click.command(
     "trace",
@@ -22,7 +25,7 @@ from perfkit.commands.outputs import Answer, OutputFiles
 def trace_command(traces: tuple[str, ...], report: str | None, json_file: str | None) -> int:
     """Explain where the time of recorded iterations went.
 
-    FILE are traces of PyTorch's profiler, one per rank, and execution traces of the same ranks.
+    The last lines say what would help most. FILE are traces of PyTorch's profiler, one per rank, and execution traces of the same ranks.
     """
     files = OutputFiles(json_file, report)
     files.check()
@@ -37,5 +40,10 @@ def trace_command(traces: tuple[str, ...], report: str | None, json_file: str | 
         "collectives": trace.collectives().to_dicts(),
         "stragglers": trace.stragglers().to_dicts(),
     }
-    files.write(Answer(trace.explain(), figures, results=[trace]))
+    text = trace.explain()
+    if trace.has_device:  # the host of a CPU waits for nothing
+        fixes = trace.fixes()
+        figures["fixes"] = fixes.table().to_dicts()
+        text += f"\n{fixes.explain(_MOST_FIXES)}"
+    files.write(Answer(text, figures, results=[trace]))
     return 0

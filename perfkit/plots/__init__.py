@@ -24,6 +24,7 @@ from perfkit.plots.breakdowns import breakdown_bars
 from perfkit.plots.collectives import collective_curves
 from perfkit.plots.colours import INK, PALETTE
 from perfkit.plots.diagnoses import measured_against_links
+from perfkit.plots.gains import gain_bars
 from perfkit.plots.memory import memory_areas
 from perfkit.plots.modules import module_bars
 from perfkit.plots.ranks import plan_bars
@@ -43,6 +44,7 @@ __all__ = [
     "ask_unique_rows",
     "breakdown_bars",
     "collective_curves",
+    "gain_bars",
     "measured_against_links",
     "memory_areas",
     "module_bars",

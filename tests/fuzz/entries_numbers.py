@@ -596,6 +596,11 @@ TAKERS: tuple[Example, ...] = (
             }
         ],
     ),
+    example(
+        plots.gain_bars,
+        frame=[{"what": "a", "gain_s": 1.0, "low_s": 0.5, "high_s": 2.0}],
+        time=3.0,
+    ),
     example(plots.sweep_lines, frame=[{"x": 1, "time": 1.0}], x="x", y="time"),
     example(
         plots.predicted_vs_measured,

@@ -1,0 +1,192 @@
+"""What would help most: gains of small invented traces by hand, and of steps of the event loop."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+import perfkit as pk
+from benchmarks.fixes import draw, judge, name_first
+from benchmarks.helpers.written_traces import Loop, time_loop, write_traces
+from perfkit.__main__ import main
+from perfkit.calibration.fixes import Fix, Fixes
+from perfkit.calibration.replay_links import choose_steps, record_run
+from perfkit.calibration.replay_run import Item, Link, Run, replay, sort_items
+from perfkit.platform.estimates import keep_quiet
+from tests import recordings
+from tests.recordings import Event, event
+
+DATA = Path(__file__).parent / "data"
+
+
+def find(fixes: Fixes, kind: str) -> Fix:
+    """The first change of a kind."""
+    return next(fix for fix in fixes.fixes if fix.kind == kind)
+
+
+def launch(begin: float, link: int, start: float, took: float, **facts: int) -> list[Event]:
+    """A kernel that computes, with its operator and its launch [us]."""
+    return [
+        event("cpu_op", "aten::mm", begin - 1, 6),
+        event("cuda_runtime", "cudaLaunchKernel", begin, 4, correlation=link),
+        event("kernel", "sgemm", start, took, correlation=link, **facts),
+    ]
+
+
+def reduce(begin: float, link: int, start: float, took: float) -> list[Event]:
+    """An all_reduce of two ranks on a stream of its own, of 400 kB [us]."""
+    facts = {
+        "Collective_name": "allreduce",
+        "dtype": "Float",
+        "In_msg_nelems": 100_000,
+        "Out_msg_nelems": 100_000,
+        "Group_size": 2,
+        "Process_Group_Name": "0",
+        "Process_Group_Ranks": "[0, 1]",
+    }
+    return [
+        event("cpu_op", "record_param_comms", begin - 1, 6, **facts),
+        event("cuda_runtime", "cudaLaunchKernel", begin, 4, correlation=link),
+        event("kernel", "ncclAllReduce", start, took, tid=20, correlation=link, **facts),
+    ]
+
+
+def test_a_slow_rank_costs_what_its_kernels_take_longer() -> None:
+    paths = [DATA / f"step_rank{rank}.kineto.json" for rank in (0, 1)]
+    fixes = pk.read_trace(paths).fixes()
+    # its product takes 400 µs in place of 300, and rank 0 waits for it
+    fix = find(fixes, "balance")
+    assert fix.what == "balance rank 1"
+    assert fix.gain == pytest.approx(100e-6, rel=0.01)
+    assert fix.low < 100e-6 < fix.high
+    assert "comes last to 1 collective of a step, together 100 µs" in fix.words
+
+
+def test_a_host_that_launches_late_is_the_whole_gain_of_graphs(tmp_path: Path) -> None:
+    # ten kernels of 10 µs, each 10 µs after its launch, every 100 µs
+    events = [recordings.step(0, 1000)]
+    for number in range(10):
+        begin = 10 + 100 * number
+        events += launch(begin, 1 + number, begin + 10, 10)
+    fixes = pk.read_trace(recordings.write(tmp_path / "a.json", events)).fixes()
+    graphs = find(fixes, "graphs")
+    # of 900 µs between launches 5 % are left, at the begin of the step
+    assert graphs.gain == pytest.approx(900e-6 - 9 * 10e-6, rel=0.06)
+    assert fixes.fixes[0] is graphs
+    assert "for 10 launches, the device 100 µs for kernels" in graphs.words
+
+
+def test_what_something_else_hides_brings_nothing(tmp_path: Path) -> None:
+    # a collective of 100 µs beside a kernel of 500: faster links save nothing
+    events = [recordings.step(0, 1000), *launch(10, 1, 20, 100), *reduce(20, 2, 120, 100)]
+    events += [*launch(30, 3, 120, 500), *launch(40, 4, 620, 100)]
+    hidden = pk.read_trace(recordings.write(tmp_path / "a.json", events)).fixes()
+    assert not [fix for fix in hidden.fixes if fix.kind in ("link", "overlap")]
+    # the same collective ahead of the kernel
+    events = [recordings.step(0, 1000), *launch(10, 1, 20, 100), *reduce(20, 2, 120, 100)]
+    events += [*launch(30, 3, 221, 500), *launch(40, 4, 721, 100)]
+    exposed = pk.read_trace(recordings.write(tmp_path / "b.json", events)).fixes()
+    link = find(exposed, "link")
+    assert 0 < link.low < link.gain < link.high < 60e-6
+    assert any("read the traces of all ranks" in text for text in exposed.warnings)
+
+
+def test_a_wait_of_the_host_costs_the_pause_of_the_device_behind_it(tmp_path: Path) -> None:
+    # the host waits for a kernel of 400 µs, and launches the next one 100 µs after it
+    events = [recordings.step(0, 1000), *launch(10, 1, 20, 400)]
+    events += [event("cpu_op", "aten::item", 18, 410)]
+    events += [event("cuda_runtime", "cudaStreamSynchronize", 20, 405)]
+    events += launch(520, 2, 530, 100)
+    fixes = pk.read_trace(recordings.write(tmp_path / "a.json", events)).fixes()
+    wait = find(fixes, "waits")
+    assert wait.gain == pytest.approx(110e-6, rel=0.1)
+    assert "aten::item" in wait.words
+    assert ".item()" in wait.advice
+
+
+def test_loading_counts_where_the_device_waits_for_it(tmp_path: Path) -> None:
+    events = [recordings.step(0, 1000), *launch(10, 1, 20, 100)]
+    loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    events += [event("user_annotation", loader, 100, 500), *launch(610, 2, 620, 100)]
+    fixes = pk.read_trace(recordings.write(tmp_path / "a.json", events)).fixes()
+    assert find(fixes, "loading").gain == pytest.approx(500e-6, rel=0.01)
+
+
+def test_a_trace_without_a_device_has_no_fixes() -> None:
+    trace = pk.read_trace(DATA / "cpu_step.kineto.json.gz")
+    assert not trace.has_device
+    with pytest.raises(ValueError, match="no work of a device"):
+        trace.fixes()
+
+
+def test_together_is_no_sum() -> None:
+    paths = [DATA / f"step_rank{rank}.kineto.json" for rank in (0, 1)]
+    fixes = pk.read_trace(paths).fixes()
+    assert len(fixes.together) > 1
+    assert len({fix.kind for fix in fixes.together}) == len(fixes.together)
+    assert "batch" not in {fix.kind for fix in fixes.together}
+    assert fixes.low <= fixes.gain <= fixes.high
+    assert max(fix.gain for fix in fixes.together) <= fixes.gain + 1e-9
+    assert fixes.table()["gain_s"].is_sorted(descending=True)
+    assert fixes.headline() in fixes.explain()
+    assert "together:" in fixes.explain()
+
+
+def test_the_replay_gives_back_the_steps_of_the_event_loop(tmp_path: Path) -> None:
+    model = pk.Transformer.gpt2(batch=4, sequence=128, dtype="bf16")
+    small = pk.Transformer(**{**vars(model), "layers": 1, "vocabulary": 1024, "name": "small"})
+    slow = {0: 1.3, 1: 1.0}
+    prediction = pk.predict(small, "a100-sxm-8", ranks=2, slowdown=slow)
+    loop = Loop(steps=3, noise=0.0, loading=1e-3)
+    run = record_run(pk.read_trace(write_traces(tmp_path, prediction, loop)).recorded)
+    replayed = replay(run)
+    assert replayed.time == pytest.approx(time_loop(prediction, loop), rel=2e-3)
+    for begin, item in zip(replayed.begins, run.items, strict=True):
+        assert begin == pytest.approx(item.begin, abs=5e-6)
+
+
+def test_the_gain_of_a_drawn_iteration_is_that_of_the_event_loop() -> None:
+    with keep_quiet():
+        rows = judge(draw(0))
+    truths = {row["kind"]: row for row in rows}
+    for kind in ("link", "balance"):
+        row = truths[kind]
+        assert row["gain"] == pytest.approx(row["truth"], rel=0.1), kind
+        assert row["low"] <= row["truth"] <= row["high"], kind
+    assert name_first(rows)
+
+
+def test_items_that_wait_for_each_other_are_refused() -> None:
+    items = [Item("work", 0, -1, 0.0, 1.0, name) for name in ("a", "b")]
+    links = [[Link(1, 0.0, "stream")], [Link(0, 0.0, "stream")]]
+    run = Run(items, [1.0, 1.0], links, [0.0, 0.0], [-math.inf] * 2, None, (-1,), {0: 0.0})
+    with pytest.raises(ValueError, match="a of rank 0 waits for itself"):
+        sort_items(run)
+
+
+def test_work_beside_a_collective_is_slower_by_the_contention() -> None:
+    items = [
+        Item("work", 0, -1, 0.0, 4.0, "mm", role="compute"),
+        Item("work", 0, -1, 0.0, 2.0, "all_reduce", work="collective", role="communication"),
+    ]
+    run = Run(items, [4.0, 2.0], [[], []], [0.0, 0.0], [0.0, 0.0], None, (-1,), {0: 0.0})
+    run.recorded_contention = run.contention = 0.5
+    assert replay(run).time == pytest.approx(4.0)
+    run.seconds[1] = 0.0  # without it half of two seconds is saved
+    assert replay(run).time == pytest.approx(3.0)
+
+
+def test_the_longest_run_of_kept_steps_is_replayed_behind_the_step_before_it() -> None:
+    trace = pk.read_trace(DATA / "step_rank0.kineto.json")
+    steps = trace.steps()
+    window = choose_steps(steps, 10)
+    assert window.steps[-1] in steps["step"].to_list()
+
+
+def test_the_command_tells_the_first_three(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(DATA / f"step_rank{rank}.kineto.json") for rank in (0, 1)]
+    assert main(["trace", *paths]) == 0
+    printed = capsys.readouterr().out
+    assert "  3. " in printed
+    assert "  4. " not in printed
+    assert "balance rank 1" in printed
