@@ -146,12 +146,12 @@ def _list_arguments(
     yield "gpu_networks", []
     yield "gpu_unet", []
     yield "traced", []
-    yield "fixes", shorten("--count", "4")
     yield "v100_embeddings", []
     yield "lookups", []
     yield "host_tables", []
     yield "updates", []
     yield "published_memory", []
+    yield "fixes", shorten("--count", "4")
     for name in (
         "gpu_products",
         "gpu_attention",

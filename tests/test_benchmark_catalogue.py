@@ -159,6 +159,7 @@ MEASURED += ["encoders", "walk", "checks", "gpu_steps", "gpu_survey"]
 SHARED = ["gpu_forms", "few_nodes", "gpu_networks", "gpu_unet", "traced", "v100_embeddings"]
 SHARED += ["lookups", "host_tables", "updates", "published_memory"]
 SAVED = [
+    "fixes",
     "gpu_products",
     "gpu_attention",
     "gpu_iterations",
