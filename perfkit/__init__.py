@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.diagnosis.diagnosis import diagnose
     from perfkit.diagnosis.result import Diagnosis
     from perfkit.exploration.decisions import allocate, scaling, solve_for
+    from perfkit.exploration.measuring import MissingMeasurements, what_to_measure
     from perfkit.exploration.strategies import Exploration, explore
     from perfkit.exploration.sweeps import Sweep, sweep
     from perfkit.fitting import Fit
@@ -81,6 +82,8 @@ _HOME = {
     "allocate": "perfkit.exploration.decisions",
     "scaling": "perfkit.exploration.decisions",
     "solve_for": "perfkit.exploration.decisions",
+    "MissingMeasurements": "perfkit.exploration.measuring",
+    "what_to_measure": "perfkit.exploration.measuring",
     "Exploration": "perfkit.exploration.strategies",
     "explore": "perfkit.exploration.strategies",
     "Sweep": "perfkit.exploration.sweeps",

@@ -1,0 +1,59 @@
+"""What measurements that were not made would narrow."""
+
+import math
+
+import pytest
+
+import perfkit as pk
+from perfkit.exploration.measuring import RAIL_SPREAD
+from perfkit.platform.collective_costs import SIGMA_OF_NODES, SIGMA_TRANSFER
+
+
+def widen(spread: float) -> float:
+    return math.exp(1.2816 * spread)
+
+
+def test_logs_of_more_nodes_narrow_more() -> None:
+    """By hand: a link of the datasheet, then rails of as many nodes, with the growth from there to 64."""
+    missing = pk.what_to_measure("h100-sxm-8", nodes=64, network="nd-h100-v5")
+    rows = {row["measurement"]: row for row in missing.table().iter_rows(named=True)}
+    assert list(rows) == [f"all_gather and others on {nodes} nodes" for nodes in (64, 4, 2)]
+    for nodes in (64, 4, 2):
+        row = rows[f"all_gather and others on {nodes} nodes"]
+        growth = SIGMA_OF_NODES * math.sqrt(math.log2(64 / nodes))
+        assert row["large_now"] == pytest.approx(
+            widen(math.hypot(SIGMA_TRANSFER, SIGMA_OF_NODES * math.sqrt(5))), rel=0.05
+        )
+        assert row["large_after"] == pytest.approx(
+            widen(max(math.hypot(RAIL_SPREAD, growth), 0.15)), rel=0.05
+        )
+        assert row["step_now"] is None
+        assert f"mpirun -np {8 * nodes} -N 8 all_gather_perf" in row["commands"]
+        assert "--base h100-sxm-8@nd-h100-v5 --out mine.toml" in row["commands"]
+    assert "narrows most, from x 1." in missing.headline()
+
+
+def test_what_was_measured_is_not_asked_for_again() -> None:
+    table = pk.what_to_measure("h100-sxm-8x8").table()  # rails of ten nodes
+    assert not any("nodes" in text for text in table["measurement"])
+    assert pk.what_to_measure("zen5-2").headline().endswith("nothing is missing")
+
+
+def test_a_step_on_a_device_that_nobody_measured() -> None:
+    model = pk.Transformer.preset("gpt2", batch=8, sequence=128, dtype="bf16")
+    table = pk.what_to_measure("mi300x-8", model).table()
+    assert set(table["measurement"]) == {
+        "collectives of one node",
+        "kernels and hosts of a node",
+        "steps of this family on one node",
+    }
+    gains = (table["step_now"] / table["step_after"]).to_list()
+    assert gains == sorted(gains, reverse=True) and gains[0] > 1.05
+    assert (table["step_after"] <= table["step_now"]).all()
+
+
+def test_unknown_networks_and_strategies_are_refused() -> None:
+    with pytest.raises(ValueError, match="network is 'efa'"):
+        pk.what_to_measure("h100-sxm-8", nodes=2, network="efa")
+    with pytest.raises(ValueError, match="strategy is 'fsdp'; it must be a Strategy"):
+        pk.what_to_measure("h100-sxm-8", nodes=2, strategy="fsdp")  # type: ignore[arg-type]
