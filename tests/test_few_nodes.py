@@ -104,6 +104,31 @@ def test_a_log_of_two_nodes_that_shows_the_link_narrows_the_interval_of_many() -
     assert with_log == pytest.approx(math.sqrt(5) * SIGMA_OF_NODES, rel=0.05)
 
 
+def test_an_all_to_all_on_more_nodes_sends_more_between_them() -> None:
+    """Half of the bytes cross between two nodes, 63 of 64 parts between 64."""
+    seconds = 1e-4 + SIZES / 80e9
+    two = add_curves(NODE, write_log(seconds, 2, "all_to_all"), source="made", date="")
+    few, many = (
+        two.with_nodes(nodes).collective_time("all_to_all", LARGE, ranks=8 * nodes)[0]
+        for nodes in (2, 64)
+    )
+    assert many / few == pytest.approx((63 / 64) / (1 / 2), rel=0.02)
+
+
+def test_rings_over_two_nodes_give_the_link_to_all_collectives() -> None:
+    """The times of a known link of 20 GB/s a rank, which an all_gather on two nodes goes around."""
+    slow = NODE.with_link("inter", bandwidth=20e9, latency=5e-6).with_nodes(64)
+    seconds = slow.with_nodes(2).collective_time("all_gather", SIZES, ranks=16)
+    logged = add_curves(NODE, write_log(seconds, 2, "all_gather"), source="made", date="")
+    link = logged.network.links["inter"].bandwidth
+    assert link.kind == "fitted" and link.value == pytest.approx(20e9, rel=0.05)
+    times = [
+        platform.with_nodes(64).collective_time("all_reduce", LARGE, ranks=512)[0]
+        for platform in (logged, slow)
+    ]
+    assert times[0] == pytest.approx(times[1], rel=0.05)
+
+
 def test_the_interval_of_a_step_grows_with_its_exposed_messages(monkeypatch) -> None:
     model = pk.Transformer.preset("gpt2", batch=128, sequence=256, dtype="bf16")
     cluster = NODE.with_nodes(16)

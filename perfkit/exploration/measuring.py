@@ -309,15 +309,19 @@ def _shows_link(platform: Platform, nodes: int) -> bool:
 
 
 def _measure_between(platform: Platform, nodes: int) -> Platform:
-    """The platform as if collectives of one rank of each of some nodes were measured."""
+    """The platform as if collectives of all ranks of some nodes were measured; of an all_reduce on two
+    nodes, the rail that it shows."""
     fits = dict(platform.collectives)
     for operation in _PROGRAMS:
+        key = Key(operation, nodes * platform.network.ranks_per_node)
+        if operation == "all_reduce" and nodes == PAIR:
+            key = Key(operation, nodes, "rail")
         try:
-            rail = find_cost(platform, operation, nodes, "rail")
+            cost = find_cost(platform, operation, key.ranks or 0, key.algorithm or None)
         except ValueError:  # nobody measured the operation
             continue
-        start_up, largest = rail.time(np.array([0.0, ALL_TRANSFER])).tolist()
-        fits[str(Key(operation, nodes, "rail"))] = Pipelined.build(
+        start_up, largest = cost.time(np.array([0.0, ALL_TRANSFER])).tolist()
+        fits[str(key)] = Pipelined.build(
             {"alpha": max(start_up, 1e-9), "beta": largest / ALL_TRANSFER},
             spread=RAIL_SPREAD,
             ranges={"nbytes": (8.0, 2.0**33)},

@@ -47,7 +47,7 @@ from perfkit.platform.collective_costs import (
     FittedCost,
     FittedCurve,
 )
-from perfkit.platform.collective_fits import LOWER_BOUND, is_bound
+from perfkit.platform.collective_fits import LOWER_BOUND, find_fitted_cost, is_bound
 from perfkit.platform.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import find_models, is_same_device, load_platform
@@ -1105,7 +1105,44 @@ def add_curves(
     wider = assemble(platform, nodes=max(platform.network.nodes, int(str(spans))), collectives=fits)
     if not any(Key.parse(key).algorithm == "rail" for key in fits):
         wider = assemble(wider, collectives=fit_rails(frame, wider, source=source, date=date))
+        wider = _add_ring_link(wider, fits)
     return _check_link(wider, prove_link(frame, local))
+
+
+def _add_ring_link(platform: Platform, fits: Mapping[str, CollectiveModel]) -> Platform:
+    """Take the link between nodes from rings over whole nodes, where no fit of rails shows it.
+
+    A byte of an all_gather or a reduce_scatter takes ``((g - 1)/g beta_i)^q + (beta_r/g)^q`` of a ring
+    to the power of 1/q (`perfkit.models.hierarchy.ring_across_nodes`), of which the time inside nodes
+    is known. Where that takes nearly all of it, rings do not show the link either.
+    """
+    local = platform.network.ranks_per_node
+    rails = [fit for key, fit in platform.collectives.items() if Key.parse(key).algorithm == "rail"]
+    if local == 1 or any(not is_bound(fit) for fit in rails):
+        return platform
+    for key in map(Key.parse, fits):
+        ranks = key.ranks or 0
+        if key.operation not in ("all_gather", "reduce_scatter") or key.algorithm or ranks <= local:
+            continue
+        inside = find_fitted_cost(platform, key.operation, local)
+        ring = find_fitted_cost(platform, key.operation, ranks)
+        if inside is None or ring is None or ranks % local:
+            continue
+        beta_inside = (local - 1) / local * inside.invert_ring().beta
+        beta_ring = ring.invert_ring().beta
+        if beta_ring < UNCERTAIN * beta_inside:
+            continue
+        rest = (beta_ring**OVERLAP - beta_inside**OVERLAP) ** (1.0 / OVERLAP)
+        fit = fits[str(key)]
+        text = f"what rings between nodes take beyond those inside, {key}: {fit.source}"
+        wire = Quantity(
+            1.0 / (local * rest), "B/s", "fitted", text, fit.date, basis="one way per rank"
+        )
+        known = platform.network.links.get("inter")
+        link = Link(wire, HOP) if known is None else replace(known, bandwidth=wire)
+        links = {**platform.network.links, "inter": link}
+        return replace(platform, network=replace(platform.network, links=links))
+    return platform
 
 
 def _check_link(platform: Platform, proven: float) -> Platform:
