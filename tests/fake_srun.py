@@ -64,7 +64,7 @@ def fork_tasks(task: Callable[[], int], *, nodes: int, local: int) -> list[int]:
 
 def kill_at(rank: int, probe: int) -> None:
     """Let one rank kill itself at an exchange."""
-    from perfkit.measure.replay import ReplayedDevice
+    from perfkit.measure.replayed import ReplayedDevice
 
     usual = ReplayedDevice.prepare
 

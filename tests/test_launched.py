@@ -18,15 +18,16 @@ import pytest
 import perfkit as pk
 from perfkit.__main__ import main
 from perfkit.measure.folders import open_campaign_beside
+from perfkit.measure.interfaces import connecting_by, find_interface
 from perfkit.measure.launchers import (
     LaunchedRanks,
-    Seat,
-    check_seats,
     launched_ranks,
     list_hosts,
     list_tasks,
 )
+from perfkit.measure.machine import gather_facts
 from perfkit.measure.processes import MeasurementError
+from perfkit.measure.seats import Seat, check_seats
 from tests.fake_srun import list_variables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -360,6 +361,23 @@ def test_a_rank_without_a_seat_ends_all_and_each_knows_why(
         leader.run({"task": "collectives", "device": "cuda"})
     other.join(timeout=30)
     assert [ending.code for ending in endings] == [2]
+
+
+def test_the_interface_that_leads_to_other_nodes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo would take loopback where the name of the host leads there; what the user names stays."""
+    own = gather_facts()["loopback"].value
+    assert own is not None
+    assert find_interface("127.0.0.1") == find_interface("::ffff:127.0.0.1") == own
+    assert find_interface("203.0.113.9") is None, "an address of no machine (RFC 5737)"
+    monkeypatch.setattr("os.environ", {})
+    with connecting_by("ib0"):
+        assert os.environ == {"GLOO_SOCKET_IFNAME": "ib0"}
+    assert os.environ == {}
+    with connecting_by(None):
+        assert os.environ == {}
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth1"
+    with connecting_by("ib0"):
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "eth1"
 
 
 def test_a_lost_rank_explains_the_errors_of_others(port: int) -> None:

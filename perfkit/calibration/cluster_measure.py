@@ -121,7 +121,7 @@ def _write_rehearsal(
     """What every rank does in a rehearsal: meet the others, and take the answers of the base."""
     answers = rehearse_answers(plan, base)
     return {
-        "task": "perfkit.measure.replay:replay_probes",
+        "task": "perfkit.measure.replayed:replay_probes",
         "probes": [write_probe(probe) for probe in plan],
         "answers": [write_record(answer) for answer in answers.answers],
         "facts": write_record(answers.facts),

@@ -24,9 +24,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from perfkit.measure.launchers import LaunchedRanks, Seat, check_seats, write_start
+from perfkit.measure.interfaces import connecting_by, find_interface, is_loopback
+from perfkit.measure.launchers import LaunchedRanks, write_start
 from perfkit.measure.processes import MeasurementError, run_rank
 from perfkit.measure.records import read_record, write_record
+from perfkit.measure.seats import Seat, check_seats, number_gpu, take_seat
 from perfkit.recording import check_torch
 
 #: Time in which all ranks have to arrive; containers of a large job start within minutes [s].
@@ -149,7 +151,7 @@ class Leader:
         ------
         ValueError
             For ranks that do not sit as they should, see
-            `perfkit.measure.launchers.check_seats`.
+            `perfkit.measure.seats.check_seats`.
         MeasurementError
             If a rank fails or is gone.
         """
@@ -159,10 +161,11 @@ class Leader:
         seats = [take_seat(launched, device)]
         seats += [read_record(Seat, row, "seat") for row in self._wait_for("seat")]
         check_seats(seats, launched)
-        self._send({"go": self._jobs})
+        interface = self._find_interface()
+        self._send({"go": self._jobs, "interface": interface})
         self._works = True
         try:
-            result = _run_here(job, launched, self._store, self._jobs)
+            result = _run_here(job, launched, self._store, self._jobs, interface)
         except Exception as error:
             raise self.explain(error) from error
         finally:
@@ -190,6 +193,16 @@ class Leader:
         if loss.signal is not None:
             return KeyboardInterrupt(loss.signal)
         return MeasurementError(loss.text)
+
+    def _find_interface(self) -> str | None:
+        """The interface that leads to other nodes; None where all ranks are on this one."""
+        if self.launched.nodes == 1:
+            return None
+        for line in self._lines.values():
+            address = line.connection.getsockname()[0]
+            if not is_loopback(address):
+                return find_interface(address)
+        return None
 
     def _find_cause(self) -> Loss | None:
         """The loss that came first, or shortly after it one that nothing else explains; None if no
@@ -406,6 +419,7 @@ class Follower:
                 f"({error.strerror or error}); open all ports between the nodes of a job"
             ) from error
         self._connection.settimeout(None)
+        self._address: str = self._connection.getsockname()[0]
         _keep_alive(self._connection)
         self._say({"hello": launched.rank, "host": launched.host, "token": place["token"]})
         threading.Thread(target=self._listen, daemon=True).start()
@@ -473,7 +487,11 @@ class Follower:
         if "end" in message:
             raise _EndedEarlyError(message)
         self._works = True
-        result = _run_here(job, launched, self._store, message["go"])
+        # ranks on the node of rank 0 may have reached it by loopback
+        interface = message["interface"]
+        if interface is not None and not is_loopback(self._address):
+            interface = find_interface(self._address)
+        result = _run_here(job, launched, self._store, message["go"], interface)
         self._works = False
         self._say({"result": result})
 
@@ -598,60 +616,9 @@ def lead(launched: LaunchedRanks) -> Iterator[Leader]:
 # ----------------------------------------------------------------------------------------------------
 
 
-def take_seat(launched: LaunchedRanks, device: str) -> Seat:
-    """Take the GPU of this rank, and say where it is.
-
-    Parameters
-    ----------
-    launched : LaunchedRanks
-        Of this rank.
-    device : str
-        ``cuda``, or another device, which needs no seat.
-
-    Returns
-    -------
-    seat : Seat
-        Where this rank is.
-    """
-    if device != "cuda":
-        return Seat(rank=launched.rank, node=launched.node, host=launched.host)
-    import torch
-
-    gpus = torch.cuda.device_count()
-    if not gpus:
-        return Seat(rank=launched.rank, node=launched.node, host=launched.host, gpus=0)
-    number = number_gpu(launched.local_rank, gpus)
-    properties = torch.cuda.get_device_properties(number)
-    return Seat(
-        rank=launched.rank,
-        node=launched.node,
-        host=launched.host,
-        gpus=gpus,
-        device=properties.name,
-        device_id=str(getattr(properties, "uuid", number)),
-    )
-
-
-def number_gpu(local_rank: int, gpus: int) -> int:
-    """The GPU of a rank among those that it sees: its own where it sees one alone, as with
-    ``--gpus-per-task=1``.
-
-    Parameters
-    ----------
-    local_rank : int
-        The rank among those of its node [-].
-    gpus : int
-        GPUs that it sees [-].
-
-    Examples
-    --------
-    >>> number_gpu(3, 8), number_gpu(3, 1)
-    (3, 0)
-    """
-    return local_rank % gpus
-
-
-def _run_here(job: dict[str, Any], launched: LaunchedRanks, store: Any, number: int) -> Any:
+def _run_here(
+    job: dict[str, Any], launched: LaunchedRanks, store: Any, number: int, interface: str | None
+) -> Any:
     """Run one job in this process, as one of the ranks; the cores that it may use stay."""
     import torch
     from torch.distributed import PrefixStore
@@ -661,13 +628,14 @@ def _run_here(job: dict[str, Any], launched: LaunchedRanks, store: Any, number: 
         local = number_gpu(local, torch.cuda.device_count())
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     try:
-        return run_rank(
-            job,
-            rank=launched.rank,
-            ranks=launched.ranks,
-            local=local,
-            store=PrefixStore(f"perfkit job {number}", store),
-        )
+        with connecting_by(interface):
+            return run_rank(
+                job,
+                rank=launched.rank,
+                ranks=launched.ranks,
+                local=local,
+                store=PrefixStore(f"perfkit job {number}", store),
+            )
     finally:
         if cores is not None:
             os.sched_setaffinity(0, cores)

@@ -2,7 +2,7 @@
 happens if a rank cannot.
 
 The device is what times a probe: `perfkit.measure.cuda.CudaDevice`, or one of
-`perfkit.measure.replay`, which gives recorded answers.
+`perfkit.measure.replayed`, which gives recorded answers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
