@@ -600,6 +600,8 @@ MISTAKES = {
     f"{PREDICT} --tokens 1e9 --mtbf 3y --checkpoint-time 3": "mtbf: '3y' is no number with one of the units",
     f"{PREDICT} --tokens 1e9 --jitter 2": "jitter is 2.0; it must be a number of 0 or more, at most 1$",
     f"{PREDICT} --tokens 1e9 --mtbf 1e9 --checkpoint-time 1 --deadline 2027-01-01": "give --start, too",
+    f"{PREDICT} --tokens 1e9 --jitter 2%": "jitter is .*; name one share, such as 0.02",
+    f"{PREDICT} --tokens 1e9 --jitter 0.1 0.2": "name one share, such as 0.02, one training log",
     f"{PREDICT} --tokens 1e9 --mtbf 1e9 --checkpoint-time 1 --deadline soon": "deadline is 'soon'; it must",
     f"{PREDICT} --tokens 1e9 --mtbf 1e9 --checkpoint-time 1 --write-rate 3": "write_rate is given; --check",
     f"{PREDICT} --mixed": "--mixed is given with --dtype fp32; .* take --dtype bf16 or fp16, or leave",
@@ -810,6 +812,34 @@ def test_what_a_run_costs_is_that_of_python(capsys: Any) -> None:
     assert main(f"{line} --tokens 1e12 {failing[:-10]}20d".split()) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(each.startswith("  done in 20 days with a chance of ") for each in lines)
+
+
+def test_traces_of_ranks_are_a_jitter(capsys: Any) -> None:
+    folder = Path(__file__).parent / "data"
+    traces = [str(folder / f"step_rank{rank}.kineto.json") for rank in range(2)]
+    line = [
+        "predict",
+        "--model",
+        "gpt2",
+        "--platform",
+        "h100-sxm-8",
+        "--ranks",
+        "8",
+        "--iterations",
+        "1e6",
+        "--json",
+        "-",
+    ]
+    hours = []
+    for words in (
+        ["--jitter", *traces],
+        ["--jitter", str(perfkit.read_trace(traces).jitter().spread)],
+    ):
+        assert main([*line, *words]) == 0
+        hours.append(json.loads(capsys.readouterr().out)["cost"]["hours"])
+    assert hours[0] == pytest.approx(hours[1], rel=1e-9)
+    assert main(["trace", *traces]) == 0
+    assert "rank 1 took longest, 5.3% more than the mean rank" in capsys.readouterr().out
 
 
 def test_explore_ranks_by_cost(capsys: Any) -> None:

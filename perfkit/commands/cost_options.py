@@ -78,9 +78,10 @@ _OF_RUNS = (
     ),
     click.option(
         "--jitter",
-        type=NUMBER,
-        metavar="SHARE",
-        help="how much a GPU's time for a step varies, as 0.02: all wait for the slowest",
+        metavar="SHARE|FILE...",
+        multiple=True,
+        help="how much a GPU's time for a step varies, as 0.02, or traces of its ranks or a training log: all wait "
+        "for the slowest",
     ),
     click.option("--start", metavar="DATE", help="with --mtbf: when the run starts, as 2026-12-01"),
     click.option(
@@ -129,8 +130,26 @@ class CostAnswer:
 
 
 def _take(names: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some options that were given."""
-    return keep_given(**{name: values.get(name) for name in names})
+    """Those of some options that were given; one that takes several values has none otherwise."""
+    given = keep_given(**{name: values.get(name) for name in names})
+    return {name: value for name, value in given.items() if value != ()}
+
+
+def _read_jitter(words: Sequence[str]) -> Any:
+    """A share, or what traces of several ranks or a training log tell."""
+    if len(words) == 1:
+        try:
+            return float(words[0])
+        except ValueError:
+            pass
+    if all(word.endswith((".json", ".json.gz")) for word in words):
+        return pk.read_trace(list(words)).jitter()
+    if len(words) > 1 or words[0].endswith("%"):
+        raise ValueError(
+            f"jitter is {show(list(words))}; name one share, such as 0.02, one training log, or traces of "
+            "several ranks, which end with .json or .json.gz"
+        )
+    return pk.read_training_log(words[0]).jitter()
 
 
 def _read_mtbf(text: str) -> float | str:
@@ -172,6 +191,8 @@ def find_cost(prediction: pk.Prediction, values: Mapping[str, Any]) -> CostAnswe
         units = " or ".join(f"--{unit}" for unit in prediction.throughput)
         raise ValueError(f"the amount of work is missing; give {units}, as in --iterations 1e5")
     price = others.pop("price", 0.0)
+    if "jitter" in others:
+        others["jitter"] = _read_jitter(others["jitter"])
     if "mtbf" not in others:
         refuse_given(
             "it counts with failures alone: give --mtbf, llama-3 for example", **of_failures

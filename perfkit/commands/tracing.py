@@ -1,11 +1,14 @@
 """``perfkit trace``: where the time of recorded iterations went."""
 
+from typing import Any
+
 import click
 
 import perfkit as pk
 from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.outputs import Answer, OutputFiles
+from perfkit.readers.measured_jitter import Jitter
 
 #: Changes that are told; `--json` and `--report` have all of them [-].
 _MOST_FIXES = 3
@@ -30,7 +33,7 @@ def trace_command(traces: tuple[str, ...], report: str | None, json_file: str | 
     files = OutputFiles(json_file, report)
     files.check()
     trace = pk.read_trace(traces)
-    figures = {
+    figures: dict[str, Any] = {
         "time_s": trace.time,
         "basis": trace.basis,
         "breakdown": trace.breakdown().to_dicts(),
@@ -41,9 +44,28 @@ def trace_command(traces: tuple[str, ...], report: str | None, json_file: str | 
         "stragglers": trace.stragglers().to_dicts(),
     }
     text = trace.explain()
+    jitter = _find_jitter(trace)
+    if jitter is not None:
+        text += "\n" + "\n".join(jitter.list_lines())
+        figures["jitter"] = {
+            "spread": jitter.spread,
+            "interval": jitter.interval(),
+            "persistent": jitter.persistent,
+            "common": jitter.common,
+            "ranks": jitter.by_rank().to_dicts(),
+            "notes": jitter.notes,
+        }
     if trace.has_device:  # the host of a CPU waits for nothing
         fixes = trace.fixes()
         figures["fixes"] = fixes.table().to_dicts()
         text += f"\n{fixes.explain(_MOST_FIXES)}"
     files.write(Answer(text, figures, results=[trace]))
     return 0
+
+
+def _find_jitter(trace: pk.Trace) -> Jitter | None:
+    """How much the time of a rank varies; None where one step of one rank does not tell."""
+    try:
+        return trace.jitter()
+    except ValueError:
+        return None

@@ -384,7 +384,7 @@ class Goodput(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            chance [-]; hours, with what is not known of an iteration; hours_of_failures, if the predicted
+            chance [-]; hours, with what is not known of an iteration; hours_as_predicted, if the predicted
             time of an iteration is certain [h]; cost of the first, in the currency of the price [-]; with a
             `start` also the date, to the minute.
         """
@@ -397,7 +397,7 @@ class Goodput(Tabular):
                 {
                     "chance": chance,
                     "hours": hours,
-                    "hours_of_failures": self.hours_for(chance, failures_alone=True),
+                    "hours_as_predicted": self.hours_for(chance, failures_alone=True),
                     "cost": hours * self.prediction.ranks * self.price_per_gpu_hour,
                 }
             )

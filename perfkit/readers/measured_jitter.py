@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from perfkit.ground.results import Sections, Table, Tabular
+from perfkit.ground.results import Sections, Table, Tabular, write_notes
 from perfkit.ground.units import (
     Array,
     check_positive,
@@ -289,6 +289,16 @@ class Jitter(Tabular):
         text : str
             The answer first.
         """
+        return "\n".join([*self.list_lines(), *write_notes("note", self.notes)])
+
+    def list_lines(self) -> list[str]:
+        """Lines of `explain` without its notes.
+
+        Returns
+        -------
+        lines : list of str
+            The answer first.
+        """
         times = f"{format_count(self.ranks, 'rank')}, {format_count(self.steps, 'step')}"
         if self.ranks > 1:
             times += " of each"
@@ -320,7 +330,7 @@ class Jitter(Tabular):
             if self.waited > _MORE * expected:
                 line += ", as for one wait an iteration and equal starts"
             lines.append(line)
-        return "\n".join([*lines, *(f"  note: {text}" for text in self.notes)])
+        return lines
 
     def __repr__(self) -> str:
         return self.headline()
