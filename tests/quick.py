@@ -30,23 +30,31 @@ ROOT = Path(__file__).resolve().parents[1]
 DURATIONS = ROOT / ".pytest_cache" / "durations-of-tests.json"
 #: Files that take longest, the longest first: no process begins one of them when all else is done.
 LONGEST = (
-    "tests/test_golden.py",
-    "tests/test_readme.py",
     "tests/test_sharding.py",
-    "tests/test_shardings.py",
     "tests/test_cluster.py",
-    "tests/test_recorded_notes.py",
     "tests/test_strategies.py",
+    "tests/test_shardings.py",
     "tests/test_step_graph.py",
+    "tests/test_golden.py",
+    "tests/test_recorded_notes.py",
     "tests/test_scale.py",
-    "tests/test_replay.py",
     "tests/test_exploration.py",
-    "tests/test_structure.py",
+    "notebooks/15_calibrate_from_your_runs.ipynb",
     "tests/test_pictures.py",
     "tests/test_recipes.py",
     "tests/test_cli.py",
-    "tests/test_recording.py",
+    "tests/test_replay.py",
+    "tests/test_reference.py",
+    "tests/test_doubts.py",
     "notebooks/07_any_module.ipynb",
+    "tests/test_layer_forms.py",
+    "tests/test_checkpoints.py",
+    "tests/test_recording.py",
+    "tests/test_launched.py",
+    "notebooks/10_read_a_trace.ipynb",
+    "tests/test_readme.py",
+    "tests/test_structure.py",
+    "notebooks/09_pick_a_sharding.ipynb",
 )
 STRUCTURE, GOLDEN = "tests/test_structure.py", "tests/test_golden.py"
 #: Kept answers that a room makes; see tests/golden/answers.py.

@@ -533,7 +533,7 @@ def draw_slow_ends(schedule: str, count: int, seed: int = 7) -> list[tuple[Trans
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in V_SHAPED])
 def test_slow_ends_of_all_schedules_agree_with_the_event_loop(schedule: str) -> None:
     """H1 was up to 14 % too slow, 1F1B up to 11 %."""
-    errors = compare_with_events(draw_slow_ends(schedule, 20))
+    errors = compare_with_events(draw_slow_ends(schedule, 12))
     assert np.mean(errors <= 0.04) >= 0.95, errors
     assert errors.max() <= 0.09, errors
     assert errors.mean() <= 0.01, errors
