@@ -393,7 +393,7 @@ def test_what_is_not_counted_is_said_once_and_only_where_it_is_so(
 ) -> None:
     """Three calls tell of all cases but one."""
     if name != "growing every fifth call":
-        monkeypatch.setattr("perfkit.recording.steps.USUAL_OPERATIONS", 0)
+        monkeypatch.setattr("perfkit.recording.comparisons.USUAL_OPERATIONS", 0)
     case = CASES[name]
     notes = list_notes(case.ill, case.device)
     if case.word:
