@@ -145,10 +145,10 @@ def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
     file : TraceFile
         The Kineto trace with more arguments.
     """
-    args = dict(file.args)
+    described: dict[int, Mapping[str, Any]] = {}
     for index, node in join_traces(file, execution).items():
         values = node.inputs.values
-        args[index] = {**args.get(index, {}), **spell_inputs(node)}
+        described[index] = {**file.args.get(index, {}), **spell_inputs(node)}
         named = [value for value in values if isinstance(value, str) and _is_operation(value)]
         if node.name != "record_param_comms" or not named:
             continue
@@ -165,8 +165,9 @@ def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
         }
         if node.inputs.types:
             facts["dtype"] = node.inputs.types[0].split("(")[-1].strip(")]")
-        args[index] = {**facts, **args[index]}
+        described[index] = {**facts, **described[index]}
     observers = (*file.observers, "an execution trace")
+    args = file.args.with_replaced(described)
     return replace(file, args=args, groups={**execution.groups, **file.groups}, observers=observers)
 
 

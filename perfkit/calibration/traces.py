@@ -151,12 +151,16 @@ class Trace(Tabular):
         for file, work in zip(self.files, self._works, strict=True):
             filled = fill_time(file, work, self._collectives.filter(rank=file.rank))
             windows = self._steps.filter(pl.col("kept"), rank=file.rank)
+            spans = filled.select("role", "start", "end")
+            starts, ends = spans["start"].to_numpy(), spans["end"].to_numpy()
             own = np.zeros(len(filled))
             times = np.zeros(len(filled))
             for begin, time in windows.select("begin", "time").iter_rows():
-                own += account(filled, begin, begin + time) * _NS / len(windows)
-                in_window = filled["start"].is_between(begin, begin + time, "left")
-                times += in_window.to_numpy() / len(windows)
+                # a trace of many steps has few works in each
+                is_near = (starts < begin + time) & (ends > begin)
+                near = account(spans.filter(pl.Series(is_near)), begin, begin + time)
+                own[is_near] += near * _NS / len(windows)
+                times[(starts >= begin) & (starts < begin + time)] += 1 / len(windows)
             worked = filled["role"].is_in(_WORKED).to_numpy()
             frames.append(
                 filled.with_columns(own_s=pl.Series(own), times=pl.Series(times * worked))

@@ -1,51 +1,33 @@
 """Traces of PyTorch's profiler (Kineto, a Chrome trace) of any age, as one frame of events.
 
-`read_kineto` is the table of contents: the document is parsed event by event, the events become a
-frame, and links are added to it. How PyTorch names things is in `perfkit.readers.trace_names`.
+`read_kineto` is the table of contents: `perfkit.readers.trace_events` parses the document, the
+events become a frame, and links are added to it. How PyTorch names things is in
+`perfkit.readers.trace_names`.
 """
 
-import re
-from collections.abc import Mapping
-from contextlib import suppress
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from perfkit.ground.files import reading
-from perfkit.ground.forks import check_threads
 from perfkit.ground.units import show
-from perfkit.readers.trace_names import (
-    DEVICE,
-    STREAMS,
-    WHOLE,
-    find_renamed_fields,
-    is_of_profiler,
-    name_category,
-    rename_fields,
-)
-from perfkit.readers.trace_text import LARGEST_TRACE, parse_document, read_text, uncollected
+from perfkit.readers.trace_arguments import Arguments
+from perfkit.readers.trace_events import read_events
+from perfkit.readers.trace_names import DEVICE, STREAMS, WHOLE, is_of_profiler
+from perfkit.readers.trace_numbers import LATEST
+from perfkit.readers.trace_text import LARGEST_TRACE, uncollected
 
-#: Categories of events whose arguments are not kept, unless they hold sizes or a collective.
-_PLAIN = ("kernel", "cuda_runtime", "cuda_driver", "gpu_memset")
 #: Columns of a frame of events as they are read: members of an event, and two of its arguments.
 _MEMBERS = ("cat", "name", "ts", "dur", "pid", "tid")
 _ARGUMENTS = ("stream", "correlation")
-_TEXTS = ("cat", "name")
-_TIMES = ("ts", "dur")
-_NUMBERS = ("pid", "tid", "stream", "correlation")
 _ADVICE = "pass the file that torch.profiler wrote with export_chrome_trace, whole"
 #: Times of the host and of a device may differ by this much [ns].
 CLOCKS = 1_000_000
-#: Largest time since the epoch [ns]: the year 2116.
-_LATEST = 2**62
-#: Longest text of a time [-].
-_LONGEST_TIME = 39
-_NUMBER = re.compile(r"(?:\w+ )?(?:0x)?([0-9]{1,18})")
 #: Marks of the profiler around steps; the name ends with the number of the step.
 _STEP_NAME = "ProfilerStep#"
 _STEP = rf"^{_STEP_NAME}\d{{1,15}}$"
@@ -68,7 +50,7 @@ class TraceFile:
         first event that a launch started, -1 for none; parent: the innermost event around it on its
         host thread, -1 for none; iteration: number of the step mark around it or around its launch,
         -1 outside of steps.
-    args : mapping of int to mapping
+    args : Arguments
         Other facts of an event by its index: sizes and types of operands, collectives.
     rank, ranks : int or None
         Rank and number of ranks, where the trace knows them [-].
@@ -85,7 +67,7 @@ class TraceFile:
     """
 
     events: pl.DataFrame
-    args: Mapping[int, Mapping[str, Any]]
+    args: Arguments
     rank: int | None
     ranks: int | None
     devices: tuple[Mapping[str, Any], ...]
@@ -95,79 +77,15 @@ class TraceFile:
     notes: tuple[str, ...] = ()
 
 
-class _Collector:
-    """Takes events out of a document while it is parsed, so that they take little memory.
-
-    Attributes
-    ----------
-    columns : dict of str to list
-        One entry for each event with a duration, in the order of the file.
-    arguments : list of mapping or None
-        Arguments of these events, None where they do not matter.
-    begun : int
-        Number of events that are written as a begin and an end [-].
-    """
-
-    def __init__(self, renamed: Mapping[str, str]) -> None:
-        self.columns: dict[str, list[Any]] = {name: [] for name in (*_MEMBERS, *_ARGUMENTS)}
-        self.arguments: list[Mapping[str, Any] | None] = []
-        self.begun = 0
-        self._renamed = renamed
-        self._categories: dict[str, str] = {}
-
-    def take(self, value: dict[str, Any]) -> dict[str, Any] | None:
-        """Move an event with a duration into the columns, drop other events, and leave all other
-        objects in place."""
-        if self._renamed:
-            rename_fields(value, self._renamed)
-        if "ph" not in value:
-            return value
-        # arguments may have a key "ph" too
-        kind = value["ph"]
-        if kind == "X" and ("pid" in value or "ts" in value):
-            self._add(value)
-            return None
-        if "pid" not in value:
-            return value
-        if kind in ("B", "b"):
-            self.begun += 1
-        return None
-
-    def _add(self, event: dict[str, Any]) -> None:
-        """Add an event with a duration."""
-        args = event.get("args") or {}
-        if type(args) is not dict:
-            raise ValueError(f"event {show(event, 60)} has arguments of another type")
-        category = self._name_category(event.get("cat", ""))
-        columns = self.columns
-        columns["cat"].append(category)
-        columns["name"].append(event.get("name", ""))
-        columns["ts"].append(event.get("ts", ""))
-        columns["dur"].append(event.get("dur", ""))
-        columns["pid"].append(event.get("pid", ""))
-        columns["tid"].append(event.get("tid", ""))
-        columns["stream"].append(args.get("stream"))
-        columns["correlation"].append(args.get("correlation"))
-        # arguments of kernels matter only for collectives, those of driver calls never
-        matters = category not in _PLAIN or "Input type" in args or "Collective name" in args
-        self.arguments.append(args if matters else None)
-
-    def _name_category(self, written: Any) -> Any:
-        """Today's name of a category; what is no text is refused later, with all events."""
-        if type(written) is not str:
-            return written
-        if written not in self._categories:
-            self._categories[written] = name_category(written)
-        return self._categories[written]
-
-
-def read_kineto(path: str | Path) -> TraceFile:
+def read_kineto(path: str | Path, *, progress: bool = False) -> TraceFile:
     """Read a Kineto trace of 2021 or later, plain or compressed with gzip.
 
     Parameters
     ----------
     path : str or Path
         The file.
+    progress : bool, optional
+        Whether to show a line on a terminal where it takes seconds.
 
     Returns
     -------
@@ -180,62 +98,22 @@ def read_kineto(path: str | Path) -> TraceFile:
         For a file that is no trace, is cut off, or has impossible times or sizes.
     """
     with reading(path, _ADVICE, most=LARGEST_TRACE, unpacks=True), uncollected():
-        facts, collector = _parse_events(path)
-        other_content = _find_other_content(facts, collector)
-        if other_content:
-            raise ValueError(
-                f"it holds {other_content}; a Kineto trace has events with measured times"
-            )
-        frame = _make_frame(collector.columns, _read_base_time(facts))
-        args = _number_arguments(frame["row"].to_list(), collector.arguments)
-        notes = _list_notes(frame, collector.begun)
-        file = _describe(facts, _link(frame.drop("row")), args, Path(path).name)
+        events = read_events(path, progress=progress)
+        frame = _make_frame(events.frame, _read_base_time(events.facts))
+        args = Arguments(frame["text"], events.renamed)
+        notes = _list_notes(frame, events.begun)
+        file = _describe(events.facts, _link(frame.drop("text")), args, Path(path).name)
         return replace(file, notes=tuple(notes))
-
-
-def _parse_events(path: str | Path) -> tuple[dict[str, Any], _Collector]:
-    """The head of a trace, and its events; the text is given up on return."""
-    text = read_text(path)
-    collector = _Collector(find_renamed_fields(text))
-    facts = parse_document(text, str, collector.take)
-    return facts, collector
-
-
-def _find_other_content(facts: Mapping[str, Any], events: _Collector) -> str:
-    """What a document holds that is no Kineto trace, empty for one."""
-    about = facts.get("otherData")
-    if isinstance(about, Mapping) and "prediction" in about:
-        return "a prediction, as save_trace writes it"
-    if "nodes" in facts:
-        return "nodes of an execution trace"
-    if events.arguments:
-        return ""
-    if events.begun:
-        return f"{events.begun} events without a duration (a begin and an end each)"
-    return "no events"
 
 
 def _read_base_time(facts: Mapping[str, Any]) -> int:
     """Time since the epoch from which the times of a trace count [ns], 0 where it does not say."""
     base = facts.get("baseTimeNanoseconds", 0)
-    if type(base) is not int or not 0 <= base < _LATEST // 2:
+    if type(base) is not int or not 0 <= base < LATEST // 2:
         raise ValueError(
             f"baseTimeNanoseconds is {show(base)}; it must be nanoseconds since the epoch"
         )
     return base
-
-
-def _number_arguments(
-    rows: list[int], arguments: list[Mapping[str, Any] | None]
-) -> dict[int, Mapping[str, Any]]:
-    """Arguments by the index of their event, from those in the order of the file; empty ones are
-    left out."""
-    numbered = {}
-    for index, row in enumerate(rows):
-        args = arguments[row]
-        if args:
-            numbered[index] = args
-    return numbered
 
 
 def _list_notes(frame: pl.DataFrame, begun: int) -> list[str]:
@@ -253,23 +131,12 @@ def _list_notes(frame: pl.DataFrame, begun: int) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 
 
-def _make_frame(columns: dict[str, list[Any]], base: int) -> pl.DataFrame:
+def _make_frame(events: pl.DataFrame, base: int) -> pl.DataFrame:
     """Events sorted by time, outer ones before inner ones, without the category ``trace``, which
     spans everything."""
-    check_threads()
-    for name in _TEXTS:
-        if {*map(type, columns[name])} != {str}:
-            raise ValueError("it holds events whose name or category is no text")
-    typed: dict[str, Any] = {name: columns[name] for name in _TEXTS}
-    for name in _TIMES:
-        typed[name] = _read_times(columns[name], columns["name"])
-    threads: dict[str, int] = {}
-    for name in _NUMBERS:
-        typed[name] = _read_numbers(columns[name], threads)
-    types = {name: pl.String if name in _TEXTS else pl.Int64 for name in columns}
-    frame = pl.DataFrame({name: typed[name] for name in columns}, types)
+    frame = events.select(*_MEMBERS, *_ARGUMENTS, "text")
     _refuse_other_tools(frame)
-    frame = frame.with_row_index("row").filter(pl.col("cat") != WHOLE)
+    frame = frame.filter(pl.col("cat") != WHOLE)
     frame = _place_events(frame).with_columns(ts=pl.col("ts") + base)
     negative = frame.filter(pl.col("dur") < 0)
     if len(negative):
@@ -301,50 +168,6 @@ def _place_events(frame: pl.DataFrame) -> pl.DataFrame:
     written_stream = pl.when(is_annotation).then("tid").otherwise("stream")
     stream = pl.when(_ON_HOST).then(-1).otherwise(written_stream)
     return frame.with_columns(cat=category, stream=stream)
-
-
-def _read_times(values: list[Any], names: list[str]) -> Any:
-    """Whole nanoseconds of the times of all events, written in microseconds."""
-    are_whole = {*map(type, values)} == {int}
-    if are_whole and 1000 * min(values) > -_LATEST and 1000 * max(values) < _LATEST:
-        return 1000 * np.array(values)
-    return [_read_time(value, name) for value, name in zip(values, names, strict=True)]
-
-
-def _read_time(value: Any, name: str) -> int:
-    """Whole nanoseconds of microseconds, which are a number or text with all digits."""
-    is_number = type(value) is int
-    is_text = type(value) is str and len(value) <= _LONGEST_TIME
-    if is_number or is_text:
-        with suppress(ArithmeticError):
-            microseconds = Decimal(value)
-            if abs(microseconds) < _LATEST // 1000:
-                return round(microseconds * 1000)
-    raise ValueError(
-        f"event {show(name, 60)} has a time of {show(value, 40)}; it must be microseconds"
-    )
-
-
-def _read_numbers(values: list[Any], names: dict[str, int]) -> list[int]:
-    """Numbers of processes, threads, streams or links of all events, see `_read_number`; few of
-    them differ, so each is read once."""
-    if not {*map(type, values)} <= {int, str, NoneType}:
-        values = [value if type(value) in (int, str) else None for value in values]
-    numbers = {value: _read_number(value, names) for value in dict.fromkeys(values)}
-    return [numbers[value] for value in values]
-
-
-def _read_number(value: Any, names: dict[str, int]) -> int:
-    """Number of a process, thread, stream or link, -1 for none; names of threads get -2, -3 and so
-    on."""
-    if type(value) is int:
-        return value if abs(value) < _LATEST else -1
-    if type(value) is not str or not value:
-        return -1
-    match = _NUMBER.fullmatch(value)
-    if match:
-        return int(match[1])
-    return names.setdefault(value, -2 - len(names))
 
 
 # -- links
@@ -387,18 +210,46 @@ def _link_launches(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(index_correlation=pl.lit(-1, pl.Int64)).update(links, on="index")
 
 
-def _find_parents(host: pl.DataFrame, count: int) -> list[int]:
-    """The innermost event around each event on its thread."""
-    parents = [-1] * count
-    threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for index, pid, tid, ts, dur in host.iter_rows():
-        around = threads.setdefault((pid, tid), [])
-        while around and around[-1][0] <= ts:
-            around.pop()
-        if around:
-            parents[index] = around[-1][1]
-        around.append((ts + dur, index))
+def _find_parents(host: pl.DataFrame, count: int) -> np.ndarray:
+    """The innermost event around each event on its thread, -1 for none."""
+    parents = np.full(count, -1)
+    for thread in host.partition_by("pid", "tid", maintain_order=True):
+        indices = thread["index"].to_list()
+        parents[indices] = find_around(thread["ts"], thread["ts"] + thread["dur"], indices)
     return parents
+
+
+def find_around(starts: pl.Series, ends: pl.Series, indices: Sequence[int]) -> list[int]:
+    """Find the innermost span around the start of each span.
+
+    Parameters
+    ----------
+    starts, ends : polars.Series
+        Spans, sorted by start, outer ones before inner ones [ns].
+    indices : sequence of int
+        Their numbers [-].
+
+    Returns
+    -------
+    around : list of int
+        For each span the number of the last one before it that has not ended, -1 for none [-].
+
+    Examples
+    --------
+    >>> find_around(pl.Series([0, 2, 5]), pl.Series([9, 4, 6]), [7, 8, 9])
+    [-1, 7, 7]
+    """
+    around = []
+    open_ends: list[float] = [math.inf]
+    open_indices = [-1]
+    for start, end, index in zip(starts.to_list(), ends.to_list(), indices, strict=True):
+        while open_ends[-1] <= start:
+            open_ends.pop()
+            open_indices.pop()
+        around.append(open_indices[-1])
+        open_ends.append(end)
+        open_indices.append(index)
+    return around
 
 
 # -- the head of a trace
@@ -408,7 +259,7 @@ def _find_parents(host: pl.DataFrame, count: int) -> list[int]:
 def _describe(
     facts: Mapping[str, Any],
     events: pl.DataFrame,
-    args: Mapping[int, Mapping[str, Any]],
+    args: Arguments,
     source: str,
 ) -> TraceFile:
     """A trace with the ranks, devices and observers that its head names."""
@@ -455,14 +306,13 @@ def _read_groups(value: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _find_observers(
-    facts: Mapping[str, Any], events: pl.DataFrame, args: Mapping[int, Mapping[str, Any]]
+    facts: Mapping[str, Any], events: pl.DataFrame, args: Arguments
 ) -> tuple[str, ...]:
     """What the profiler recorded beside, see `TraceFile`."""
     observers = []
-    if any("Input Dims" in arguments for arguments in args.values()):
+    if args.find("Input Dims"):
         observers.append("shapes")
-    has_stacks = any(arguments.get("Call stack") for arguments in args.values())
-    if has_stacks or "python_function" in events["cat"]:
+    if args.tells("Call stack") or "python_function" in events["cat"]:
         observers.append("stacks")
     if facts.get("profile_memory"):
         observers.append("memory")

@@ -45,15 +45,15 @@ _HOST = (
 _CALLS = ("_runtime", "_driver")
 
 
-def find_renamed_fields(text: str) -> dict[str, str]:
+def find_renamed_fields(data: bytes | bytearray) -> dict[str, str]:
     """Own names of the fields that a trace names otherwise, see `RENAMED_FIELDS`.
 
     Examples
     --------
-    >>> find_renamed_fields('{"args": {"external id": 7}}')
+    >>> find_renamed_fields(b'{"args": {"external id": 7}}')
     {'external id': 'External id'}
     """
-    return {other: own for other, own in RENAMED_FIELDS.items() if f'"{other}"' in text}
+    return {other: own for other, own in RENAMED_FIELDS.items() if f'"{other}"'.encode() in data}
 
 
 def rename_fields(fields: dict[str, object], renamed: Mapping[str, str]) -> None:

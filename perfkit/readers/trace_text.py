@@ -12,13 +12,14 @@ from typing import Any
 from perfkit.ground.files import check_values
 from perfkit.ground.units import format_bytes, show
 
-#: Largest trace that is read, unpacked [B]: columns and text take about three times as much memory.
-LARGEST_TRACE = 2**29
+#: Largest trace that is read, unpacked [B]: columns and text take up to three times as much memory,
+#: and 1.5 times as much where events are parsed in batches.
+LARGEST_TRACE = 2**30
 #: Most lists and objects of a trace that is read [-]. Real traces have one in 31 bytes or more;
 #: those of empty lists fill the memory.
-MOST_CONTAINERS = 17_000_000
+MOST_CONTAINERS = 34_000_000
 #: Most values of a trace that is read [-]. Real traces have one in 13 bytes.
-MOST_VALUES = 45_000_000
+MOST_VALUES = 90_000_000
 #: Objects that Python's garbage collector searches through in a millisecond or so [-]; fewer are
 #: not worth hiding from it.
 _MANY_OBJECTS = 20_000
@@ -29,9 +30,21 @@ _PART = 2**24
 _BEGUN = re.compile(r"-|\.|\.?[0-9]*[eE][+-]?|t(ru?)?|f(a(ls?)?)?|n(ul?)?")
 
 
-def read_text(path: str | Path, most: int = LARGEST_TRACE) -> str:
+def read_text(path: str | Path, most: int | None = None) -> str:
+    """Read the text of a file, unpacked: `decode_text` of `read_bytes`."""
+    return decode_text(read_bytes(path, most))
+
+
+def decode_text(data: bytes | bytearray) -> str:
+    """The text of bytes in UTF-8; bytes that are none become replacement characters."""
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def read_bytes(path: str | Path, most: int | None = None) -> bytearray:
     """Read the first `most` bytes of a file, unpacked: a small file may unpack to a very large
-    one."""
+    one, of which `LARGEST_TRACE` is refused."""
+    if most is None:
+        most = LARGEST_TRACE
     with open(path, "rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
     data = bytearray()
@@ -57,7 +70,7 @@ def read_text(path: str | Path, most: int = LARGEST_TRACE) -> str:
         raise ValueError(
             f"it unpacks to more than {format_bytes(LARGEST_TRACE)}; record fewer steps"
         )
-    return data.decode("utf-8-sig", errors="replace")
+    return data
 
 
 def parse_document(
