@@ -1,32 +1,20 @@
 """Activity of one rank in a trace: its kernels, their place in the training step, and where its
 time goes."""
 
-import re
-from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from perfkit.calibration.collectives import COLLECTIVE, checked, list_names, spell_operation
-from perfkit.calibration.doubts import EXCHANGES
+from perfkit.calibration.collectives import COLLECTIVE, checked, spell_operation
+from perfkit.calibration.places import Places, classify, find_places
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
-from perfkit.ground.units import escape
+from perfkit.ground.units import Array, escape
 from perfkit.readers.kineto import DEVICE, TraceFile, find_iterations
-from perfkit.workloads.vocabulary import VIEWS, find_entry
+from perfkit.workloads.vocabulary import VIEWS
 
-#: Phases by the names of annotations, operators and nodes of the backward graph; the innermost
-#: counts.
-_PHASES = list_names("phase")
-#: Annotations that name no module.
-_NO_MODULE = re.compile(
-    r"^(ProfilerStep|nccl:|c10d|Optimizer\.|enumerate\(|(## )?(forward|backward|optimizer)( ##)?$)"
-)
-#: Classes of operators and kernels that `perfkit.workloads.vocabulary` does not have; the first
-#: match counts.
-_CLASSES = list_names("class")
 #: Calls in which the host waits for the device.
 BLOCKING = (
     "Synchronize|^(cuda|hip)(Malloc|Free|HostAlloc)$"
@@ -72,127 +60,6 @@ _WORK = {
 }
 
 
-class _Work(NamedTuple):
-    """One kernel or copy, see `list_work`."""
-
-    rank: int | None
-    event: int
-    iteration: int
-    role: str
-    stream: int
-    start: int
-    end: int
-    launched: int
-    kernel: str
-    operation: int
-    exchange: int
-    collective: int
-    name: str
-    kind: str
-    phase: str
-    module: str
-
-
-class _Place(NamedTuple):
-    """Phase, module and operator of a host event, from its own name or from the events around it.
-
-    `owner` is the index of the outermost operator that the vocabulary knows, otherwise of the
-    innermost operator; `exchange` that of the operator that launched a collective; -1 for none.
-    """
-
-    phase: str = ""
-    module: str = ""
-    owner: int = -1
-    known: bool = False
-    exchange: int = -1
-
-
-class _Said(NamedTuple):
-    """What the name of a host event tells alone: phase and module, empty if none; and whether it is
-    an operator, one that the vocabulary knows, and a collective."""
-
-    phase: str
-    module: str
-    is_operator: bool
-    is_known: bool
-    is_exchange: bool
-
-
-@lru_cache(maxsize=65_536)
-def _read_name(cat: str, name: str) -> _Said:
-    """What a name alone tells."""
-    phase = next((phase for pattern, phase in _PHASES if pattern.search(name)), "")
-    module = ""
-    if cat == "python_function":
-        module = name.removeprefix("nn.Module: ") if name.startswith("nn.Module: ") else ""
-    elif cat == "user_annotation" and not phase and not _NO_MODULE.search(name):
-        module = name.strip("# ").removesuffix(".forward").replace(".", "_")
-    is_exchange = bool(EXCHANGES.search(name))
-    is_operator = cat == "cpu_op" and not (phase == "backward" or is_exchange)
-    is_known = is_operator and bool(_classify(name))
-    return _Said(phase, module, is_operator, is_known, is_exchange)
-
-
-@lru_cache(maxsize=65_536)
-def _classify(name: str, last: bool = False) -> str:
-    """Class of an operator or kernel, empty if unknown; with `last`, unknown operators count as
-    elementwise."""
-    short, known = name.removeprefix("aten::"), ""
-    if short != name and not _CLASSES[0][0].search(short) and not _CLASSES[1][0].search(short):
-        known = "" if short in VIEWS else find_entry(short, pointwise=last).kind
-    elif not last:
-        begin = name[:160]  # names of C++ templates are very long
-        known = next((kind for pattern, kind in _CLASSES if pattern.search(begin)), "")
-    return "" if known == "other" else known
-
-
-def _find_places(file: TraceFile) -> Callable[[int], _Place]:
-    """Make a function that finds the place of an event; backward nodes take the module of their
-    forward operator."""
-    events = file.events
-    cats, names = events["cat"].to_list(), events["name"].to_list()
-    parents, threads = events["parent"].to_list(), events["tid"].to_list()
-    # autocast casts the arguments of an operator and calls it again: the inner one is the operator
-    wraps = set()
-    for name, parent in zip(names, parents, strict=True):
-        if parent >= 0 and names[parent] == name:
-            wraps.add(parent)
-    on_host = events.filter(pl.col("stream") < 0)
-    first_of_thread = on_host.unique("tid", keep="first").select("tid", "name").rows()
-    engines = {thread for thread, name in first_of_thread if _PHASES[2][0].search(name)}
-    # the last operator before a node, by the number that both have
-    operators = {}
-    for index, args in file.args.items():
-        number = args.get("Sequence number", -1)
-        if number < 0 or args.get("Fwd thread id"):
-            continue
-        if _read_name(cats[index], names[index]).is_operator:
-            operators[number] = index
-
-    @cache
-    def find(index: int) -> _Place:
-        if index < 0:
-            return _Place("forward")
-        around = find(parents[index])
-        if parents[index] < 0 and threads[index] in engines:
-            around = _Place("backward")
-        said = _read_name(cats[index], names[index])
-        module = around.module
-        if said.module:
-            module = f"{around.module}.{said.module}".strip(".")
-        if said.phase == "backward":
-            number = file.args.get(index, {}).get("Sequence number", -1)
-            if number in operators:
-                module = find(operators[number]).module
-        owner, known = around.owner, around.known
-        if said.is_operator and not around.known and index not in wraps:
-            owner, known = index, said.is_known
-        exchange = index if said.is_exchange else around.exchange
-        return _Place(said.phase or around.phase, module, owner, known, exchange)
-
-    return find
-
-
 @checked
 def list_work(file: TraceFile) -> Table:
     """List the kernels and copies of the device of a rank; without a device, the operators of its
@@ -215,82 +82,124 @@ def list_work(file: TraceFile) -> Table:
     """
     check_threads()
     events = file.events
-    find = _find_places(file)
+    places = find_places(file)
     device = events.filter(pl.col("cat").is_in(DEVICE))
     if device.is_empty():
-        device = _find_workers(events.filter(pl.col("cat") == "cpu_op"), find)
-    names = events["name"].to_list()
-    ends = (events["ts"] + events["dur"]).to_list()
-    is_of_collective = cache(COLLECTIVE.search)
-    first_kernels: dict[Any, int] = {}  # of each collective
-    columns = ("index", "iteration", "cat", "name", "stream", "index_correlation", "ts")
+        device = _find_workers(events.filter(pl.col("cat") == "cpu_op"), places)
+    launch = device["index_correlation"].to_numpy()
+    is_launched = launch >= 0
+    owner = np.where(is_launched, places.owner[launch], -1)
+    exchange = np.where(is_launched, places.exchange[launch], -1)
+    ends = (events["ts"] + events["dur"]).to_numpy()
+    # work that is its own launch runs on the host
+    has_launch = is_launched & (launch != device["index"].to_numpy())
+    work = pl.DataFrame(
+        {
+            "rank": pl.Series([file.rank] * len(device), dtype=pl.Int64),
+            "index": device["index"],
+            "iteration": device["iteration"],
+            "stream": device["stream"],
+            "start": device["ts"],
+            "end": device["ts"] + device["dur"],
+            "launched": np.where(has_launch, ends[launch], -1),
+            "kernel": device["name"],
+            "operation": owner,
+            "exchange": exchange,
+            # what no host event launched has no known phase
+            "phase": pl.Series(np.where(is_launched, places.phase[launch], ""), dtype=pl.String),
+            "module": pl.Series(np.where(is_launched, places.module[launch], ""), dtype=pl.String),
+            "cat": device["cat"],
+            "owner": _name_events(events, owner),
+            "is_known": is_launched & places.is_known[launch],
+        }
+    )
+    is_of_collective = _find_collective_kernels(file, work)
+    frames = [
+        _describe_collectives(file, work.filter(is_of_collective)),
+        _describe_operations(work.filter(~is_of_collective)),
+    ]
+    return pl.concat(frames).sort("start", "index")
+
+
+def _name_events(events: Table, indices: Array) -> pl.Series:
+    """Names of some events, empty for index -1."""
+    names = events["name"].gather(pl.Series(indices).clip(0))
+    return names.set(pl.Series(indices < 0), "")
+
+
+def _find_collective_kernels(file: TraceFile, work: Table) -> pl.Series:
+    """Whether kernels and copies belong to a collective."""
+    names = work["kernel"].unique()
+    of_collectives = [name for name in names if COLLECTIVE.search(name)]
+    is_named = (pl.col("cat") == "kernel") & pl.col("kernel").is_in(of_collectives)
+    # an operator inside of an exchange, such as a copy, does work of its own
+    is_inside = (pl.col("cat") == "cpu_op") | (pl.col("operation") < pl.col("exchange"))
+    is_exchange = (pl.col("exchange") >= 0) & is_inside
+    is_stated = pl.col("index").is_in(file.args.find("Collective name"))
+    return work.select(is_named | is_exchange | is_stated).to_series()
+
+
+def _describe_operations(work: Table) -> Table:
+    """Role, name and class of work that belongs to no collective."""
+    says = ["cat", "kernel", "owner", "is_known"]
+    kinds = work.select(says).unique(maintain_order=True)
     rows = []
-    for index, iteration, cat, kernel, stream, launch, start in device.select(columns).iter_rows():
-        # what no host event launched has no known phase
-        place = find(launch) if launch >= 0 else _Place()
+    for cat, kernel, owner, is_known in kinds.iter_rows():
+        role = "compute" if cat in ("kernel", "cpu_op") else "copies"
+        # a known operator says what its kernels do
+        tells = owner if is_known and role == "compute" else kernel
+        kind = classify(tells) or classify(owner, last=True) or "other"
+        rows.append((role, owner.removeprefix("aten::") or kernel, kind))
+    described = pl.DataFrame(rows, dict.fromkeys(("role", "name", "kind"), pl.String), orient="row")
+    frame = work.join(kinds.hstack(described), on=says, how="left", maintain_order="left")
+    return frame.with_columns(collective=pl.lit(-1, pl.Int64)).select(*_WORK)
+
+
+def _describe_collectives(file: TraceFile, work: Table) -> Table:
+    """Name of the collective that kernels and copies belong to, and the first of them."""
+    exchanges = _name_events(file.events, work["exchange"].to_numpy()).to_list()
+    first_kernels: dict[Any, int] = {}  # of each collective
+    collectives = []
+    names = []
+    columns = work.select("index", "exchange", "cat", "kernel").iter_rows()
+    for (index, exchange, cat, kernel), written in zip(columns, exchanges, strict=True):
         facts = file.args.get(index, {})
-        # an operator inside of an exchange, such as a copy, does work of its own
-        is_exchange = place.exchange >= 0 and (cat == "cpu_op" or place.owner < place.exchange)
-        is_named = cat == "kernel" and is_of_collective(kernel) is not None
-        collective = -1
-        if is_named or is_exchange or "Collective name" in facts:
-            exchange = names[place.exchange] if place.exchange >= 0 else ""
-            stated = {**file.args.get(place.exchange, {}), **facts}.get("Collective name", "")
-            name = spell_operation(str(stated), exchange, kernel)
-            role, kind = "communication", "collective"
-            group = _find_group(index, place, facts, is_named)
-            collective = first_kernels.setdefault(group, index)
-        else:
-            owner = names[place.owner] if place.owner >= 0 else ""
-            name = owner.removeprefix("aten::") or kernel
-            role = "compute" if cat in ("kernel", "cpu_op") else "copies"
-            # a known operator says what its kernels do
-            tells = owner if place.known and role == "compute" else kernel
-            kind = _classify(tells) or _classify(owner, last=True) or "other"
-        rows.append(
-            _Work(
-                rank=file.rank,
-                event=index,
-                iteration=iteration,
-                role=role,
-                stream=stream,
-                start=start,
-                end=ends[index],
-                launched=ends[launch] if launch not in (-1, index) else -1,
-                kernel=kernel,
-                operation=place.owner,
-                exchange=place.exchange,
-                collective=collective,
-                name=name,
-                kind=kind,
-                phase=place.phase,
-                module=place.module,
-            )
-        )
-    return pl.DataFrame(rows, _WORK, orient="row").sort("start", "index")
+        stated = {**file.args.get(exchange, {}), **facts}.get("Collective name", "")
+        names.append(spell_operation(str(stated), written, kernel))
+        is_named = cat == "kernel" and COLLECTIVE.search(kernel) is not None
+        group = _find_group(index, exchange, facts, is_named)
+        collectives.append(first_kernels.setdefault(group, index))
+    frame = work.with_columns(
+        role=pl.lit("communication"),
+        kind=pl.lit("collective"),
+        name=pl.Series(names, dtype=pl.String),
+        collective=pl.Series(collectives, dtype=pl.Int64),
+    )
+    return frame.select(*_WORK)
 
 
-def _find_group(index: int, place: _Place, facts: Mapping[str, Any], is_named: bool) -> Any:
+def _find_group(index: int, exchange: int, facts: Mapping[str, Any], is_named: bool) -> Any:
     """What all kernels of a collective have in common: the operator that launched them, or their
     number in the trace; otherwise a kernel is a collective of its own."""
-    if place.exchange >= 0:
-        return "exchange", place.exchange
+    if exchange >= 0:
+        return "exchange", exchange
     if not is_named and "External id" in facts:
         return "external", str(facts["External id"]), str(facts["Collective name"])
     return index
 
 
-def _find_workers(operators: Table, find: Callable[[int], _Place]) -> Table:
+def _find_workers(operators: Table, places: Places) -> Table:
     """Operators of a host that do work: those that the vocabulary knows, and others that call no
     operator."""
-    callers = set(operators["parent"])
-    works: list[bool] = []
-    for index, name in operators.select("index", "name").iter_rows():
-        place = find(index)
-        short = name.removeprefix("aten::")
-        is_innermost = index not in callers and short not in VIEWS and short != name
-        works.append(place.owner == index and (place.known or is_innermost))
-    workers = operators.filter(pl.Series(works, dtype=pl.Boolean))
+    index = operators["index"].to_numpy()
+    names = operators["name"].unique().to_list()
+    working = [name for name in names if name.startswith("aten::") and name[6:] not in VIEWS]
+    is_innermost = ~pl.col("index").is_in(operators["parent"].implode())
+    is_worker = (
+        pl.Series(places.is_known[index])
+        | operators.select(is_innermost & pl.col("name").is_in(working)).to_series()
+    )
+    workers = operators.filter(is_worker & pl.Series(places.owner[index] == index))
     return workers.with_columns(index_correlation=pl.col("index"))
 
 

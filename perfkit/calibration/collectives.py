@@ -557,11 +557,13 @@ def _time_on_rails(
 
 
 @uncollected()
-def read_ranks(paths: str | Path | Sequence[str | Path]) -> list[TraceFile]:
+def read_ranks(
+    paths: str | Path | Sequence[str | Path], *, progress: bool = False
+) -> list[TraceFile]:
     """Read the traces of all ranks, with the operands in execution traces; see `pk.read_trace`."""
     named = check_paths("paths", paths)
     executions = [path for path in named if _holds_nodes(path)]
-    files = [read_kineto(path) for path in named if path not in executions]
+    files = [read_kineto(path, progress=progress) for path in named if path not in executions]
     if not len(executions) <= len(files) > 0:
         advice = "name one Kineto trace for each rank, and for each execution trace the Kineto trace of its rank"
         raise ValueError(

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from perfkit.calibration.activity import list_work
 from perfkit.calibration.collectives import checked, list_collectives
+from perfkit.calibration.places import list_levels
 from perfkit.ground.forks import check_threads
+from perfkit.ground.progress import follow
 from perfkit.ground.units import Array, show
 from perfkit.readers.kineto import DEVICE, TraceFile, find_iterations
 from perfkit.recording.recorder import Recorder
@@ -100,13 +102,15 @@ _DIMENSIONS, _LONGEST = 64, 4096
 
 
 @checked
-def record_step(file: TraceFile) -> tuple[Graph, Array]:
+def record_step(file: TraceFile, *, progress: bool = False) -> tuple[Graph, Array]:
     """Make the graph of one step of a rank from its trace.
 
     Parameters
     ----------
     file : TraceFile
         Recorded with ``record_shapes``, or with an execution trace beside it.
+    progress : bool, optional
+        Whether to show a line on a terminal where it takes seconds.
 
     Returns
     -------
@@ -137,12 +141,12 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
         )
     number = [*steps["iteration"], -1][len(steps) // 2]
     work = list_work(file).filter(pl.col("iteration") == number)
-    if not any("Input Dims" in file.args.get(index, {}) for index in work["operation"]):
+    if not work["operation"].is_in(file.args.find("Input Dims")).any():
         raise ValueError(f"{file.source} {_explain_unsized(file, work)}")
     step = _Step(file, work, number)
     with _apart_from_settings(), step.recorder.values.fake, step.recorder:
-        for key in sorted(step.calls, key=lambda key: (step.ts[step.find_host(key)], key)):
-            step.record(key, step.calls[key])
+        for key in follow("record operations", step.calls, progress=progress):
+            step.record(key)
     graph = step.recorder.graph(file.source, "", step.ranks)
     launches, calls, bare, seconds = np.array(step.rows, dtype=float).reshape(-1, 4).T
     features = replace(graph.features, launches=launches, calls=calls, bare=bare)
@@ -193,82 +197,65 @@ class _Step:
         self.recorder.leading = True
         self.args = file.args
         self.ranks = file.ranks or 1
-        self.names = file.events["name"].to_list()
-        self.ts = file.events["ts"].to_list()
-        self.launches = file.events["index_correlation"].to_list()
-        cats, parents = file.events["cat"].to_list(), file.events["parent"].to_list()
-        own = file.events["iteration"].to_list()
-        self.outer: list[int] = []  # outermost operation around each event, -2 for loading of data
-        for index, (cat, name, above) in enumerate(zip(cats, self.names, parents, strict=True)):
-            inside = self.outer[above] if above >= 0 else -1
-            if "DataLoader" in name:
-                inside = -2
-            self.outer.append(index if inside == -1 and cat == "cpu_op" else inside)
-        found = {row["index"]: row for row in list_collectives([file], [work], {}).to_dicts()}
-        self.calls: dict[int, list[dict[str, Any]]] = {}
-        for row in work.to_dicts():
-            above = self.launches[row["index"]] if row["operation"] < 0 else row["operation"]
-            while above >= 0 and (
-                cats[above] != "cpu_op" or "evaluate_function" in self.names[above]
-            ):
-                above = parents[above]
-            meeting = found.get(row["collective"], {})
-            key = row["index"] if above < 0 else above
-            if meeting:
-                key = row["collective"]
-            self.calls.setdefault(key, []).append({**row, **meeting})
-        busy = {self.outer[self.find_host(key)] for key in self.calls}
-        self.bare: list[int] = []  # starts of calls without a kernel
-        for index, outer in enumerate(self.outer):
-            if outer == index and own[index] == number and index not in busy:
-                self.bare.append(self.ts[index])
+        self.names = file.events["name"]
+        self.ts = file.events["ts"].to_numpy()
+        self.launches = file.events["index_correlation"].to_numpy()
+        host = _Host.read(file.events)
+        self.outer = host.outer
+        self.work = work
+        self.seconds = 1e-9 * (work["end"] - work["start"]).to_numpy()
+        found = list_collectives([file], [work], {})
+        self.collectives = {row["index"]: row for row in found.to_dicts()}
+        # rows of work by their call: a collective, an operation of the host, or work that has none
+        keys = self._find_calls(host)
+        self.rows_of_calls: dict[int, list[int]] = {}
+        for row, key in enumerate(keys.tolist()):
+            self.rows_of_calls.setdefault(key, []).append(row)
+        begins = self.ts[self.find_hosts(keys)]
+        order = np.lexsort((keys, begins))
+        self.calls = list(dict.fromkeys(keys[order].tolist()))
+        # starts of calls without a kernel
+        outer = self.outer[:-1]
+        is_outermost = outer == np.arange(len(outer))
+        is_busy = np.isin(outer, outer[self.find_hosts(keys)])
+        is_of_step = file.events["iteration"].to_numpy() == number
+        self.bare = self.ts[is_outermost & is_of_step & ~is_busy].tolist()
         self.opened: set[int] = set()
         self.passed = 0
         self.groups: list[tuple[int, ...]] = []
-        self.recordings: dict[str, _Recording] = {}  # of calls that ran, by their text
+        self.recordings: dict[str, _Recording] = {}  # of calls that were recorded, by their text
         # of each operation: launches, calls, calls without a kernel, time
         self.rows: list[tuple[float, ...]] = []
 
-    def find_host(self, key: int) -> int:
-        """The host event of an operation, or of device work without an operation."""
-        return self.launches[key] if self.launches[key] >= 0 else key
+    def _find_calls(self, host: "_Host") -> Array:
+        """The call of each row of work."""
+        index, operation = self.work["index"].to_numpy(), self.work["operation"].to_numpy()
+        around = host.operator[np.where(operation < 0, self.launches[index], operation)]
+        collective = self.work["collective"].to_numpy()
+        is_collective = np.isin(collective, list(self.collectives))
+        return np.where(is_collective, collective, np.where(around < 0, index, around))
 
-    def record(self, key: int, rows: list[dict[str, Any]]) -> None:
-        """Record one operation with its kernels, and its time on the device [s]."""
+    def find_hosts(self, keys: Array) -> Array:
+        """The host event of operations, or of device work without an operation."""
+        return np.where(self.launches[keys] >= 0, self.launches[keys], keys)
+
+    def record(self, key: int) -> None:
+        """Record one call with its kernels, and its time on the device [s]."""
         recorder = self.recorder
-        name, arguments = self.names[key], self.args.get(key, {})
-        first = rows[0]
+        rows = self.rows_of_calls[key]
+        phase, module, collective = self.work.select("phase", "module", "collective").row(rows[0])
         before = len(recorder.labels)
-        spent = np.array([1e-9 * (row["end"] - row["start"]) for row in rows])
-        recorder.phase = first["phase"] if first["phase"] in PHASES else "forward"
-        recorder.modules = [] if recorder.phase == "update" else [first["module"]]
-        if "nbytes" in first:
-            ranks = tuple(first["members"] or range(first["ranks"] or self.ranks))
-            if ranks not in self.groups:
-                self.groups.append(ranks)
-            sizes = OperationSizes(nbytes=first["even"] or 0.0, group=self.groups.index(ranks))
-            recorder.emit(
-                first["operation"],
-                "collective",
-                first["operation"],
-                first["module"],
-                sizes,
-                [],
-                [],
-            )
+        spent = self.seconds[rows]
+        recorder.phase = phase if phase in PHASES else "forward"
+        recorder.modules = [] if recorder.phase == "update" else [module]
+        if collective in self.collectives:
+            self._record_collective(self.collectives[collective], module)
             spent = np.full(1, np.nan)
-        elif name.startswith("aten::"):
-            operator = name.removeprefix("aten::")
-            if operator == "contiguous":
-                operator = "clone"
-            _run_once(recorder, _Call.read(operator, arguments), self.recordings)
-        if len(recorder.labels) == before:
-            recorded = _Call.read(name, arguments)
-            # only some rows of a table are read
-            tables = {"float", "c10::Half"} if "embedding" in name else set[str]()
-            read = _list_operands(recorded, tables)
-            recorder.emit(name, "other", name, first["module"], OperationSizes(), read, [])
-        outer = self.outer[self.find_host(key)]
+        else:
+            call = _Call.read(self.names[key], self.args.get(key, {}))
+            _record_once(recorder, call, module, self.recordings)
+        host = int(self.find_hosts(np.array([key]))[0])
+        outer = int(self.outer[host])
         added = len(recorder.labels) - before
         # the first operation of a call counts the call, and the calls without a kernel before it
         calls = np.zeros(added)
@@ -286,6 +273,47 @@ class _Step:
             times = np.bincount(operation_of_kernel, spent, added)
         bare = calls * (self.passed - passed_before)
         self.rows += zip(launches, calls, bare, times, strict=True)
+
+    def _record_collective(self, found: Mapping[str, Any], module: str) -> None:
+        """Record a collective, from its row of `list_collectives`."""
+        ranks = tuple(found["members"] or range(found["ranks"] or self.ranks))
+        if ranks not in self.groups:
+            self.groups.append(ranks)
+        sizes = OperationSizes(nbytes=found["even"] or 0.0, group=self.groups.index(ranks))
+        name = found["operation"]
+        self.recorder.emit(name, "collective", name, module, sizes, [], [])
+
+
+class _Host(NamedTuple):
+    """What lies around each event of a trace.
+
+    `outer` is the outermost operator, -1 for none and -2 inside of the loading of data; `operator`
+    the innermost operator, nodes of the backward graph aside, -1 for none. Both have one entry more
+    for index -1, no event.
+    """
+
+    outer: Array
+    operator: Array
+
+    @classmethod
+    def read(cls, events: pl.DataFrame) -> "_Host":
+        """The operators around all events."""
+        name = pl.col("name")
+        is_operator = pl.col("cat") == "cpu_op"
+        is_node = name.str.contains("evaluate_function", literal=True)
+        is_loading = name.str.contains("DataLoader", literal=True)
+        facts = events.select(
+            "parent", operator=is_operator, named=is_operator & ~is_node, loading=is_loading
+        )
+        parent, operator, named, loading = (column.to_numpy() for column in facts)
+        outer = np.full(len(events) + 1, -1)
+        innermost = np.full(len(events) + 1, -1)
+        for level in list_levels(parent):
+            around = outer[parent[level]]
+            around = np.where(loading[level], -2, around)
+            outer[level] = np.where((around == -1) & operator[level], level, around)
+            innermost[level] = np.where(named[level], level, innermost[parent[level]])
+        return cls(outer, innermost)
 
 
 class _Call(NamedTuple):
@@ -319,9 +347,10 @@ class _Recording(NamedTuple):
     accesses: Sequence[tuple[int, int, float, int]]  # relative to the first operation and storage
     allocations: Sequence[tuple[int, float]]
     storages: int
+    has_run: bool  # otherwise it counts by its operands
 
     @classmethod
-    def since(cls, recorder: Recorder, mark: "_Mark") -> "_Recording":
+    def since(cls, recorder: Recorder, mark: "_Mark", *, has_run: bool) -> "_Recording":
         """All that was added after a mark."""
         storages = recorder.values.storages
         accesses = []
@@ -338,15 +367,16 @@ class _Recording(NamedTuple):
             accesses=accesses,
             allocations=allocations,
             storages=len(storages._held) - mark.storages,
+            has_run=has_run,
         )
 
-    def repeat(self, recorder: Recorder) -> None:
-        """Add the same operations once more, in the phase and module of now, on new storages."""
+    def repeat(self, recorder: Recorder, module: str) -> None:
+        """Add the same operations once more, in the phase of now and in a module, on new
+        storages."""
         storages, mark = recorder.values.storages, _Mark.of(recorder)
         for label in self.labels:
             recorder._keys.append(recorder.exchanges.current.place)
-            here = label._replace(phase=recorder.phase, module=recorder.module)
-            recorder.labels.append(here)
+            recorder.labels.append(label._replace(phase=recorder.phase, module=module))
         recorder._sizes += self.sizes
         recorder._host_calls += self.host_calls
         recorder._dtypes += self.dtypes
@@ -380,19 +410,38 @@ class _Mark(NamedTuple):
         )
 
 
-def _run_once(recorder: Recorder, call: _Call, known: dict[str, _Recording]) -> None:
-    """Run a call, or repeat what an alike call recorded."""
-    key = repr(call)
-    if key in known:
-        known[key].repeat(recorder)
+def _record_once(
+    recorder: Recorder, call: _Call, module: str, known: dict[str, _Recording]
+) -> None:
+    """Run a call, or repeat what an alike call recorded; one that cannot run counts as an operation
+    of no class with its operands."""
+    text = repr(call)
+    if text in known:
+        recording = known[text]
+        recording.repeat(recorder, recorder.module if recording.has_run else module)
         return
     mark = _Mark.of(recorder)
-    _run(recorder, call)
-    recording = _Recording.since(recorder, mark)
+    if call.name.startswith("aten::"):
+        operator = call.name.removeprefix("aten::")
+        if operator == "contiguous":
+            operator = "clone"
+        _run(recorder, call._replace(name=operator))
+    has_run = len(recorder.labels) > mark.operations
+    if not has_run:
+        _count_operands(recorder, call, module)
+    recording = _Recording.since(recorder, mark, has_run=has_run)
     of_old_storages = any(number < 0 for _, number, _, _ in recording.accesses)
     # a table of embeddings is numbered when it is met
     if not of_old_storages and len(recorder._tables) == mark.tables:
-        known[key] = recording
+        known[text] = recording
+
+
+def _count_operands(recorder: Recorder, call: _Call, module: str) -> None:
+    """Record a call as an operation of no class with its operands, which are freed after it."""
+    # only some rows of a table are read
+    tables = {"float", "c10::Half"} if "embedding" in call.name else set[str]()
+    read = _list_operands(call, tables)
+    recorder.emit(call.name, "other", call.name, module, OperationSizes(), read, [])
 
 
 def _run(recorder: Recorder, call: _Call) -> None:

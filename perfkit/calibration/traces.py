@@ -340,7 +340,7 @@ class Trace(Tabular):
         `perfkit.calibration.activity.time_host`."""
         return pl.concat([time_host(file) for file in self.files])
 
-    def graph(self, rank: int | None = None) -> Graph:
+    def graph(self, rank: int | None = None, *, progress: bool = True) -> Graph:
         """Operations of a recorded step with their sizes, which `pk.predict` can price on any
         platform.
 
@@ -348,6 +348,8 @@ class Trace(Tabular):
         ----------
         rank : int, optional
             Which rank; by default the `busiest` [-].
+        progress : bool
+            Whether to show a line on a terminal while it takes seconds.
 
         Returns
         -------
@@ -360,19 +362,21 @@ class Trace(Tabular):
             If operations have no sizes in the trace, such as those of CUDA graphs and of Triton:
             their work is unknown.
         """
-        graph, _ = self.record(rank)
+        graph, _ = self.record(rank, progress=progress)
         text = describe_unsized(graph)
         if text:
             warnings.warn(text, stacklevel=2)
         return graph
 
-    def record(self, rank: int | None = None) -> tuple[Graph, Array]:
+    def record(self, rank: int | None = None, *, progress: bool = False) -> tuple[Graph, Array]:
         """The `graph` of a recorded step, and how long its operations took.
 
         Parameters
         ----------
         rank : int, optional
             Which rank; by default the `busiest` [-].
+        progress : bool
+            Whether to show a line on a terminal while it takes seconds.
 
         Returns
         -------
@@ -388,7 +392,8 @@ class Trace(Tabular):
             raise ValueError(
                 f"rank is {show(rank)}; ranks that were read are {', '.join(map(str, files))}; choose one"
             )
-        return record_step(files[self.busiest if rank is None else rank])
+        file = files[self.busiest if rank is None else rank]
+        return record_step(file, progress=progress)
 
     def roofline(self, platform: Named, rank: int | None = None) -> Table:
         """How close each operation of a recorded step comes to the limits of a device.
@@ -678,6 +683,7 @@ def read_trace(
     *,
     basis: str | None = None,
     sizes: Mapping[str, float] | None = None,
+    progress: bool = True,
 ) -> Trace:
     """Read training steps that PyTorch's profiler recorded on any device, and find where the time
     went.
@@ -693,6 +699,8 @@ def read_trace(
     sizes : mapping of str to float, optional
         Message sizes of collectives by a pattern of the kernel's name, for traces that do not hold
         them [B].
+    progress : bool
+        Whether to show a line on a terminal while a trace takes seconds.
 
     Returns
     -------
@@ -706,7 +714,7 @@ def read_trace(
         belong together, and for a basis that the trace does not have.
     """
     check_type("sizes", sizes, Mapping | None)
-    files = read_ranks(paths)
+    files = read_ranks(paths, progress=progress)
     for file in files:
         check_device(file)
     if basis is None:

@@ -12,7 +12,9 @@ Read in this order; each format is told alone:
    `param_comms`, `osu` and `rccl_files` read those, as rows of `collective_rows`. `rank_bounds` tells
    ranks from bandwidths. `nvbandwidth` reads rates of single links (`LinkRates`).
 2. `kineto`: `read_kineto` gives a `TraceFile`, one frame of events of PyTorch's profiler.
-   `trace_names` holds the names that PyTorch has changed, `trace_text` parses the file.
+   `trace_names` holds the names that PyTorch has changed. `trace_text` unpacks the file,
+   `trace_events` parses its events into columns (`trace_numbers` reads times), and
+   `trace_arguments` keeps their arguments (`Arguments`).
 3. `execution_trace`: `read_execution` gives an `ExecutionTrace`, operations with all operands, and
    `join_traces` finds the events of a `TraceFile` that they belong to.
 4. `table_configs`: `read_tables` gives a `TableSet` of embedding tables, from frames, files and

@@ -219,7 +219,9 @@ class _Event(msgspec.Struct):
 _READ = {part.encode_name for kind in (_Event, _Arguments) for part in msgspec.structs.fields(kind)}
 
 
-def _parse_batches(data: bytearray, renamed: Mapping[str, str], what: str, progress: bool) -> Events:
+def _parse_batches(
+    data: bytearray, renamed: Mapping[str, str], what: str, progress: bool
+) -> Events:
     """Parse a document in batches; see `_FAULTS` for what it raises."""
     # numbers keep all of their digits
     document = msgspec.json.Decoder(_Document, float_hook=str).decode(data)
