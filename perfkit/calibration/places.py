@@ -124,14 +124,14 @@ class Places:
     Parameters
     ----------
     phase : array of str
-        From its own name or from the events around it.
+        From its own name or from the events around it [-].
     module : array of str
-        Names of the modules around it, joined by points; empty for none.
+        Names of the modules around it, joined by points; empty for none [-].
     owner : array of int
         Index of the outermost operator that the vocabulary knows, otherwise of the innermost
         operator, -1 for none [-].
     is_known : array of bool
-        Whether the vocabulary knows the owner.
+        Whether the vocabulary knows the owner [-].
     exchange : array of int
         Index of the operator that launched a collective, -1 for none [-].
     """
