@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -576,7 +577,12 @@ def test_the_job_asks_for_a_task_for_each_gpu(
     words = ["calibrate", "--sbatch", "--base", "h100-sxm-8", "--out", "my file.toml"]
     assert main([*words, "--nodes", "3", "--gpus-per-node", "4"]) == 0
     job = capsys.readouterr().out
-    for text in ("--nodes=3\n", "--ntasks-per-node=4 ", "--gpus-per-node=4\n"):
+    for text in (
+        "--cpus-per-task=8 ",
+        "--nodes=3\n",
+        "--ntasks-per-node=4 ",
+        "--gpus-per-node=4\n",
+    ):
         assert f"#SBATCH {text}" in job
     assert f"\nsrun --kill-on-bad-exit=1 perfkit {line}\n" in job
     assert "torchrun --nnodes=3 --nproc-per-node=4 " in job and f"-m perfkit {line}\n" in job
@@ -587,6 +593,7 @@ def test_the_job_asks_for_a_task_for_each_gpu(
     assert main([*words, "--nodes", "3", "--gpus-per-node", "4", "--rehearse"]) == 0
     rehearsal = capsys.readouterr().out
     assert " --rehearse --out" in rehearsal and "#SBATCH --gpus-per-node" not in rehearsal
+    assert "#SBATCH --cpus-per-task" not in rehearsal, "one core is enough"
 
 
 @pytest.mark.parametrize(
@@ -608,6 +615,27 @@ def test_a_job_that_cannot_be_is_refused(
     captured = capsys.readouterr()
     assert re.search(message, captured.err), captured.err
     assert not captured.out
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_gpu_with_one_core_is_warned_of(
+    cores: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from perfkit.calibration import campaign
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise MeasurementError("here measuring would begin")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(campaign, "check_processors", lambda ranks, device: ranks)
+    monkeypatch.setattr(campaign, "count_cores", lambda: cores)
+    monkeypatch.setattr(campaign, "measure_cluster", stop)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(MeasurementError, match="here measuring would begin"):
+            pk.calibrate(device="cuda", base="h100-sxm-8", ranks=2, progress=False)
+    texts = [str(warning.message) for warning in caught]
+    assert [text[:30] for text in texts] == ["this process may use one core,"] * (cores == 1)
 
 
 def test_one_node_of_many_is_not_measured_unasked(

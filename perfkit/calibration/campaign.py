@@ -292,6 +292,12 @@ def _measure_gpus(
     other nodes, which have other caches.
     """
     base = options.base
+    if count_cores() == 1 and not options.rehearse:
+        warnings.warn(
+            "this process may use one core, where the threads of PyTorch and NCCL wait for each other, "
+            "so the host seems slow; start with srun --cpus-per-task=8, or mpirun --bind-to none",
+            stacklevel=2,
+        )
     if base is None:
         import torch
 
