@@ -74,10 +74,22 @@ def test_what_cannot_be_split(times: list[float]) -> None:
 # How far the expected largest of normal times is from that of others.
 
 
-def _draw_lognormal(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
-    """Mean 1 and standard deviation 0.05."""
-    width = np.log1p(0.05**2) ** 0.5
+def _draw_lognormal(
+    rng: np.random.Generator, shape: tuple[int, int], spread: float = 0.05
+) -> Array:
+    """Mean 1 and this standard deviation."""
+    width = np.log1p(spread**2) ** 0.5
     return rng.lognormal(-(width**2) / 2, width, shape)
+
+
+def _draw_wide(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """Lognormal with a standard deviation of 0.15."""
+    return _draw_lognormal(rng, shape, 0.15)
+
+
+def _draw_long_stalls(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """One time of a thousand is twice as long, all vary by 1 %."""
+    return 1 + (rng.random(shape) < 0.001) + rng.normal(0, 0.01, shape)
 
 
 def _draw_two_kinds(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
@@ -97,6 +109,12 @@ def _draw_rare_stalls(rng: np.random.Generator, shape: tuple[int, int]) -> Array
         (_draw_lognormal, 8, 0.98),
         (_draw_lognormal, 64, 0.95),
         (_draw_lognormal, 1024, 0.93),
+        (_draw_wide, 8, 0.93),
+        (_draw_wide, 64, 0.87),
+        (_draw_wide, 1024, 0.80),
+        (_draw_long_stalls, 8, 2.25),
+        (_draw_long_stalls, 64, 0.94),
+        (_draw_long_stalls, 1024, 0.17),
         (_draw_two_kinds, 8, 0.85),
         (_draw_two_kinds, 64, 0.74),
         (_draw_two_kinds, 1024, 0.96),
@@ -112,7 +130,7 @@ def test_other_distributions(
     times = draw(rng, (2_000_000 // ranks, ranks))
     spread = times.std() / times.mean()
     waiting = times.max(axis=1).mean() / times.mean() - 1
-    assert wait_for_slowest(spread, ranks=ranks) / waiting == pytest.approx(ratio, abs=0.04)
+    assert wait_for_slowest(spread, ranks=ranks) / waiting == pytest.approx(ratio, rel=0.07)
 
 
 # A published job.

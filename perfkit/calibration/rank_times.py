@@ -98,6 +98,10 @@ def measure_jitter(
     left_out = steps["step"].n_unique() - len(shared)
     notes = _describe_contents(files, is_met, is_smooth, left_out, len(collectives))
     mean = float(np.mean(whole))
+    if mean <= 0:
+        raise ValueError(
+            "the steps of the ranks hold nothing but waits for other ranks, see Trace.idle(); record whole steps"
+        )
     share = None
     if is_met and len(collectives):
         share = float(np.mean(waited)) / mean

@@ -195,6 +195,11 @@ def spoil_text(rng: Rng, folder: Path) -> None:
         raise Nonsense(f"{cause}: read all the same")
 
 
+def list_ranks_of_jitter(trace: pk.Trace) -> Any:
+    """What each rank took, without waiting."""
+    return trace.jitter().by_rank()
+
+
 def change_order(rng: Rng, folder: Path) -> None:
     """Events and files in another order give the same, whatever the ranks have in common."""
     ranks = []
@@ -207,7 +212,12 @@ def change_order(rng: Rng, folder: Path) -> None:
                 link = 10 * number + place + 1
                 events += operation(name, 3000.0 * number + 300 * place + 20, link)
         ranks.append(events)
-    views: list[Callable[[pk.Trace], Any]] = [pk.Trace.idle, pk.Trace.breakdown, pk.Trace.steps]
+    views: list[Callable[[pk.Trace], Any]] = [
+        pk.Trace.idle,
+        pk.Trace.breakdown,
+        pk.Trace.steps,
+        list_ranks_of_jitter,
+    ]
     found = []
     for name in ("a", "b"):
         (folder / name).mkdir()
