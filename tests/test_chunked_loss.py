@@ -14,6 +14,8 @@ from perfkit.workloads.stack import apply_stack, find_stack
 from perfkit.workloads.tape import Tape
 from tests.levels import load_without_levels
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 CLUSTER = load_without_levels("h100-sxm-8x8")
 #: Words that are aligned, as those of Llama 3.
 MODEL = pk.Transformer.preset(

@@ -12,6 +12,8 @@ from perfkit.ground.files import group_rows
 from perfkit.workloads.encoder_decoders import ENCODER_DECODERS
 from perfkit.workloads.presets import build_workload
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 #: A Whisper with one layer in each stack, as a file of the Hub has it but for its architectures.
 WHISPER = {
     "model_type": "whisper",

@@ -16,7 +16,10 @@ from perfkit.workloads.columns import Accesses, Features, OperationSizes, Wait, 
 from perfkit.workloads.execution import compile_graph, execute
 from perfkit.workloads.graph import Graph, Label
 
-pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning"),
+    pytest.mark.usefixtures("few_calls"),
+]
 
 Row = tuple[str, str, float, str, str]  # name, kind, elements, buffers read, buffers written
 

@@ -17,7 +17,10 @@ from perfkit.workloads.blocks import record_part
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.rank_share import RankShare
 
-pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning"),
+    pytest.mark.usefixtures("few_calls"),
+]
 
 #: Images of 2 x 2 patches, with one vector of their class.
 SMALL = pk.Transformer.vit(

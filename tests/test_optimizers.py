@@ -20,7 +20,10 @@ from perfkit.workloads.iteration import step
 from perfkit.workloads.measured_functions import FUNCTIONS
 from perfkit.workloads.tape import Tape
 
-pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning"),
+    pytest.mark.usefixtures("few_calls"),
+]
 DENSE = list_optimizers(dense=True, by_shape=False)
 #: Optimizers that PyTorch has too, with which they are compared; not each has a fused kernel.
 DENSE_FORMS = []

@@ -32,6 +32,8 @@ from perfkit.workloads.columns import Accesses, Features, OperationSizes
 from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.measured_functions import MEASURED_FUNCTIONS
 
+pytestmark = pytest.mark.usefixtures("few_calls")
+
 CPU = load_platform("zen5-2")
 GPU = load_platform("h100-sxm-8")
 
