@@ -7,6 +7,7 @@ import pytest
 import perfkit as pk
 from perfkit.exploration.measuring import RAIL_SPREAD
 from perfkit.platform.collective_costs import SIGMA_OF_NODES, SIGMA_TRANSFER
+from perfkit.platform.estimates import keep_quiet
 
 
 def widen(spread: float) -> float:
@@ -55,3 +56,15 @@ def test_unknown_networks_and_strategies_are_refused() -> None:
         pk.what_to_measure("h100-sxm-8", nodes=2, network="efa")
     with pytest.raises(ValueError, match="strategy is 'fsdp'; it must be a Strategy"):
         pk.what_to_measure("h100-sxm-8", nodes=2, strategy="fsdp")  # type: ignore[arg-type]
+
+
+def test_the_iteration_is_that_on_all_ranks() -> None:
+    model = pk.Transformer.bert(batch=64, parallel="fsdp")
+    missing = pk.what_to_measure("h100-sxm-8", model, nodes=2, network="p5")
+    with keep_quiet():
+        prediction = pk.predict(model, "h100-sxm-8x2@p5", ranks=16)
+    upper = prediction.interval()[1] / prediction.time
+    assert missing.table()["step_now"][0] == pytest.approx(upper)
+    text = missing.explain()
+    assert text.startswith(missing.headline())
+    assert "    mpirun -np 16 -N 8 all_gather_perf " in text

@@ -32,6 +32,14 @@ KERNEL_SPREAD = 0.11
 STEP_SPREAD = 0.08
 #: Messages whose intervals are shown: nearly all transfer, and nearly all start-up [B].
 LARGE, SMALL = 2.0**30, 2.0**13
+#: What columns of the table are about, in words.
+_WORDS = {
+    "step": "the iteration",
+    "large": "an all_gather of 1 GiB",
+    "small": "an all_reduce of 8 KiB",
+}
+#: Least change of an interval that is told in words [-].
+_LEAST_SHOWN = 0.005
 #: Collectives of nccl-tests by their program.
 _PROGRAMS = {
     "all_gather": "all_gather_perf",
@@ -79,6 +87,26 @@ class MissingMeasurements(Tabular):
         name = "step" if first["step_now"] is not None else "large"
         change = f"x {first[f'{name}_now']:.2f} to x {first[f'{name}_after']:.2f}"
         return f"{self.about}: {first['measurement']} narrows most, from {change}"
+
+    def explain(self) -> str:
+        """Say what each measurement would narrow, and the lines that make it.
+
+        Returns
+        -------
+        text : str
+            A paragraph for each measurement, the one that narrows most first.
+        """
+        lines = [self.headline()]
+        for row in self.frame.to_dicts():
+            changes = []
+            for name, words in _WORDS.items():
+                now, after = row[f"{name}_now"], row[f"{name}_after"]
+                if now is not None and after is not None and now - after >= _LEAST_SHOWN:
+                    changes.append(f"{words} from x {now:.2f} to x {after:.2f}")
+            narrowed = ", ".join(changes) or "nothing"
+            lines.append(f"  {row['measurement']}: narrows {narrowed}")
+            lines += [f"    {line}" for line in row["commands"].split("\n")]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"MissingMeasurements({self.headline()})"
@@ -166,7 +194,9 @@ def what_to_measure(
         step = None
         with keep_quiet():
             if workload is not None:
-                prediction = predict(workload, machine, strategy=strategy, stack=stack)
+                prediction = predict(
+                    workload, machine, ranks=where.network.ranks, strategy=strategy, stack=stack
+                )
                 step = prediction.interval(0.8)[1] / prediction.time
             large = _widen(machine, "all_gather", LARGE)
             small = _widen(machine, "all_reduce", SMALL)
