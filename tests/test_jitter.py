@@ -161,6 +161,31 @@ def test_waiting_of_the_published_job() -> None:
     assert "a long tail (skewness 0.9)" in jitter.explain()
 
 
+def test_a_rank_that_was_slowed_on_purpose_is_named() -> None:
+    # trace AR of the same artifact, data/result-AR.json: five of 44 steps of four replicas, of which a worker of
+    # the first was slowed; the job takes 1.9730 times as long as without
+    steps = {
+        821: [1.98997, 1.01064, 1.01064, 1.01064],
+        414: [1.98976, 1.01076, 1.01076, 1.01076],
+        16: [1.95131, 1.01564, 1.01365, 1.01106],
+        27: [1.94805, 1.01078, 1.02451, 1.02696],
+        21: [1.93704, 1.01075, 1.01075, 1.01075],
+    }
+    published = np.array([*steps.values()])
+    times = {rank: published[:, rank].tolist() for rank in range(4)}
+    jitter = find_jitter("a job", times, float(published.mean()))
+    [slow] = jitter.slow_ranks
+    assert slow.rank == 0
+    assert slow.share == pytest.approx(0.571, abs=2e-3)
+    assert slow.error < 0.006
+    # what is random is small: as chance, the differences would let four ranks wait a third of the time
+    assert jitter.spread == pytest.approx(0.0112, abs=3e-4)
+    assert jitter.wait(4) < 0.014
+    assert float(wait_for_slowest(published.std() / published.mean(), ranks=4)) > 0.3
+    # the mean rank and what the slow one adds are the whole job
+    assert published.mean() * (1 + slow.share) == pytest.approx(1.9730, rel=0.01)
+
+
 def test_few_steps_of_the_published_job_have_their_interval() -> None:
     # of 4 ranks and 6 steps, 80 % of the intervals should hold what all ranks and steps give
     published = read_published()
