@@ -8,7 +8,8 @@ loops that wait or load. The event loop runs a few steps of each with noise, whi
 traces of PyTorch's profiler and read again; `fixes()` sees nothing else. What is true is the time
 of the event loop without noise, with the change made: another setting, no slow rank, twice the
 batch, other execution, links or loops. Seeds below 100 were looked at while the assumptions of
-`perfkit.calibration.fix_changes` were chosen; those from 1000 on judge.
+`perfkit.calibration.fix_changes` were chosen, 1000 to 1039 in a first judgement, which found faults
+of the written traces. Those from 2000 on judge.
 """
 
 import tempfile
@@ -78,7 +79,10 @@ def draw(seed: int) -> Case:
     family = _FAMILIES[seed % len(_FAMILIES)]
     ranks = int(rng.choice([2, 4]))
     platform = pk.load_platform(str(rng.choice(_PLATFORMS)))
-    platform = platform.with_host(float(np.exp(rng.uniform(np.log(0.15), np.log(1.5)))))
+    host = float(np.exp(rng.uniform(np.log(0.15), np.log(1.5))))
+    if family == "tensor parallel":  # strategies hide slow hosts in pauses that no trace would show
+        host = 0.02
+    platform = platform.with_host(host)
     slower = float(np.exp(rng.uniform(np.log(0.08), np.log(1.0))))
     link = platform.network.links["intra"]
     platform = platform.with_link("intra", bandwidth=slower * link.bandwidth.value)
@@ -263,7 +267,7 @@ _DETAILS = {
 
 @command(
     {
-        "--seed": {"type": int, "default": 1000, "help": "the first one"},
+        "--seed": {"type": int, "default": 2000, "help": "the first one"},
         "--count": {"type": int, "default": 40, "help": "iterations that are drawn"},
         "--details": {"action": "store_true", "help": "every change of every iteration"},
     }

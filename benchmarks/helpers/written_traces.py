@@ -176,7 +176,7 @@ class _Writer:
         if len(self.begun) >= _QUEUE:
             done = max(done, min(self.begun[-_QUEUE], begin))
         # what an earlier call had to wait for holds up later ones
-        ts = max(ts, min(self.host, begin - _LAUNCH))
+        ts = max(ts, self.host)
         done = max(done, ts + 0.5e-6)
         self.add("cuda_runtime", call, ts, done, tid, correlation=self.correlation)
         place = {"device": 0, "stream": stream, "correlation": self.correlation}
@@ -334,18 +334,13 @@ def _write_step(
         writer.add("user_annotation", name, begin, begin + loop.loading, _MAIN)
     floor = begin + loop.loading
     update_begin: float | None = None
-    follows_pause = False
     for position, label in enumerate(line.graph.labels):
         if label.kind == "host":
-            follows_pause = True  # of the stream, in which the host of a strategy works
-            continue
-        if follows_pause:
-            line.issued[position] = max(line.issued[position], line.starts[position])
-            follows_pause = False
+            continue  # a pause of the stream, in which the host of a strategy works
         if label.phase == "update" and update_begin is None:
             update_begin = max(floor, writer.host) - 0.4e-6
         if label.phase != "update" and update_begin is not None:
-            writer.add("user_annotation", _UPDATE, update_begin, writer.host - 0.2e-6, _MAIN)
+            writer.add("user_annotation", _UPDATE, update_begin, writer.host - 0.5e-6, _MAIN)
             update_begin = None
         if label.kind == "collective":
             floor = _write_collective(writer, line, position)
@@ -355,7 +350,7 @@ def _write_step(
     if not loop.waits:
         last = max(last, end)
     if update_begin is not None:
-        writer.add("user_annotation", _UPDATE, update_begin, writer.host - 0.2e-6, _MAIN)
+        writer.add("user_annotation", _UPDATE, update_begin, writer.host - 0.5e-6, _MAIN)
     if loop.waits:
         last = _write_wait(writer, line, last)
     writer.add("user_annotation", f"ProfilerStep#{number}", begin - 2e-6, last + 1e-6, _MAIN)

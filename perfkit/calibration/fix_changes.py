@@ -50,6 +50,9 @@ class Case:
         Share of the time of element-wise kernels that compiled code leaves [-].
     hidden : float
         Share of exchanged activations that parts of a batch can hide [-].
+    needed : float
+        What the device needs of that for which its host waited: 1 all, 0.5 copies to it, 0 nothing
+        [-].
     loaded : float
         Share of loading that more workers hide [-].
     late : float
@@ -70,6 +73,7 @@ class Case:
     compiled_host: float
     merged: float
     hidden: float
+    needed: float
     loaded: float
     late: float
     hooks: float
@@ -85,6 +89,7 @@ LEAST = Case(
     compiled_host=0.75,
     merged=1.0,
     hidden=0.0,
+    needed=1.0,
     loaded=0.5,
     late=0.5,
     hooks=0.3,
@@ -99,6 +104,7 @@ LIKELY = Case(
     compiled_host=0.55,
     merged=0.6,
     hidden=0.4,
+    needed=0.5,
     loaded=1.0,
     late=0.2,
     hooks=0.15,
@@ -113,6 +119,7 @@ MOST = Case(
     compiled_host=0.35,
     merged=0.3,
     hidden=1.0,
+    needed=0.0,
     loaded=1.0,
     late=0.0,
     hooks=0.0,
@@ -674,21 +681,55 @@ def list_chains(run: Run) -> list[list[int]]:
 
 
 def free_host(run: Run, case: Case, numbers: Iterable[int]) -> Run:
-    """Let the host go on where it waited for its device."""
-    del case
+    """Let the host go on where it waited for its device. What it waited for may be what the next
+    work of another stream needs, which then waits in its place."""
     changed = run.copy()
-    for number in numbers:
-        kept = []
-        residual = max(
-            (link.lag for link in run.links[number] if link.kind == "blocked"), default=0.0
-        )
-        for link in run.links[number]:
-            if link.kind == "host":
-                kept.append(link._replace(lag=max(link.lag - residual, 0.0)))
-            elif link.kind != "blocked":
-                kept.append(link)
-        changed.links[number] = kept
+    freed = set(numbers)
+    works: dict[int, list[int]] = {}
+    for number, links in enumerate(run.links):
+        for link in links:
+            if link.kind == "launch":
+                works.setdefault(link.item, []).append(number)
+    needed: dict[int, list[int]] = {}  # by rank, what the next work may need
+    for number, item in enumerate(run.items):
+        if number in freed:
+            awaited = [link.item for link in run.links[number] if link.kind == "blocked"]
+            needed.setdefault(item.rank, []).extend(
+                work for work in awaited if _may_be_needed(run.items[work], case)
+            )
+            changed.links[number] = _drop_block(run.links[number])
+        elif item.kind == "launch" and needed.get(item.rank):
+            for work in works.get(number, [])[:1]:
+                others = [
+                    before
+                    for before in needed[item.rank]
+                    if run.items[before].stream != run.items[work].stream
+                ]
+                if others:
+                    needed[item.rank] = []
+                    links = [Link(before, 0.0, "wait") for before in others]
+                    changed.links[work] = [*changed.links[work], *links]
     return changed
+
+
+def _may_be_needed(awaited: Item, case: Case) -> bool:
+    """Whether the device may need what the host waited for: copies to it, and at worst kernels, but
+    not what the host reads."""
+    if case.needed == 0.0 or "DtoH" in awaited.kernel:
+        return False
+    return awaited.role == "copies" or case.needed == 1.0
+
+
+def _drop_block(links: Sequence[Link]) -> list[Link]:
+    """Links of a call that no longer waits for its device."""
+    residual = max((link.lag for link in links if link.kind == "blocked"), default=0.0)
+    kept = []
+    for link in links:
+        if link.kind == "host":
+            kept.append(link._replace(lag=max(link.lag - residual, 0.0)))
+        elif link.kind != "blocked":
+            kept.append(link)
+    return kept
 
 
 def load_ahead(run: Run, case: Case) -> Run:

@@ -479,8 +479,10 @@ class _RankRecorder:
                 awaited = self._find_awaited(number, ready, by_end, ends)
                 if awaited is not None:
                     lag = item.begin - items[awaited].end
-                    links.append(Link(self._find_end(awaited), lag, "wait"))
                     late = 0.0
+                    if lag > _LATEST:
+                        lag, late = 0.0, lag
+                    links.append(Link(self._find_end(awaited), lag, "wait"))
             if not links:
                 run.floors[number] = item.begin
                 late = 0.0
@@ -558,6 +560,20 @@ class _RankRecorder:
         while place >= 0 and ends[place] > max(ready, item.begin - _LATEST):
             other = items[by_end[place]]
             if other.stream != item.stream and other.begin < item.begin - _EQUAL:
+                return by_end[place]
+            place -= 1
+        return self._find_collective(number, ready, by_end, ends)
+
+    def _find_collective(
+        self, number: int, ready: float, by_end: Sequence[int], ends: Sequence[float]
+    ) -> int | None:
+        """The last collective that ended after a work was launched and before it began; the rest of
+        its time, in which other streams fill the device, is a delay."""
+        items, item = self.run.items, self.run.items[number]
+        place = bisect_right(ends, item.begin) - 1
+        while place >= 0 and ends[place] > ready:
+            other = items[by_end[place]]
+            if other.role == "communication" and other.stream != item.stream:
                 return by_end[place]
             place -= 1
         return None
