@@ -160,6 +160,7 @@ SLOW = (
     "gpu_context",
     "gpu_vision",
     "encoders",
+    "fixes",  # tests/test_fixes.py judges one iteration
     "gpu_unet",
     "strategies_beside",  # tests/test_strategies_beside.py draws other strategies, with bars
 )
