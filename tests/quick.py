@@ -10,7 +10,10 @@ files that reach them: first the guards of the room (`GUARDS`), which fail where
 then those named after a changed module, then those that import one by name, then those that import what
 imports it, and so on; the cheap ones of each distance first, until the time is used up. A single test
 that alone takes long is left out of its file, and so are tests that measure or start ranks; of a guard,
-the cheapest tests run. The last line says what was not run: `make test` runs everything.
+the cheapest tests run. The last line says what was not run: `make test` runs everything. What a file
+takes that never ran here stands in tests/durations.json, which is written after `make test` by
+
+    python -m tests.quick --keep
 """
 
 import ast
@@ -28,6 +31,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 #: Processor time that each test took when it was last run, written by tests/conftest.py.
 DURATIONS = ROOT / ".pytest_cache" / "durations-of-tests.json"
+#: The same of all files where they were run last for this table: tests of at least `NAMED` seconds by
+#: name, and all others of a file together, under its name and `::`.
+USUAL_DURATIONS = ROOT / "tests" / "durations.json"
+NAMED = 2.0
 #: Files that take longest, the longest first: no process begins one of them when all else is done.
 LONGEST = (
     "tests/test_sharding.py",
@@ -232,12 +239,38 @@ class Selection:
 
 
 def read_durations() -> dict[str, dict[str, float]]:
-    """Seconds of each test of each file, as far as they ran here."""
+    """Seconds of each test of each file, as far as they ran here; else those of the table."""
+    durations: dict[str, dict[str, float]] = json.loads(USUAL_DURATIONS.read_text(encoding="utf-8"))
+    for file, measured in _read_measured().items():
+        # a long test that was left out here is still one
+        usual = durations.get(file, {})
+        long = {test: seconds for test, seconds in usual.items() if not test.endswith("::")}
+        durations[file] = long | measured
+    return durations
+
+
+def _read_measured() -> dict[str, dict[str, float]]:
+    """Seconds of each test of each file that ran here."""
     durations: dict[str, dict[str, float]] = {}
     if DURATIONS.exists():
         for test, seconds in json.loads(DURATIONS.read_text(encoding="utf-8")).items():
             durations.setdefault(test.partition("::")[0], {})[test] = seconds
     return durations
+
+
+def keep_durations() -> None:
+    """Write the table of durations again, from what ran here; files that did not run stay."""
+    durations = read_durations()
+    kept: dict[str, dict[str, float]] = {}
+    for file in sorted(durations):
+        if not (ROOT / file).exists():
+            continue
+        long = {test: time for test, time in durations[file].items() if time >= NAMED}
+        rest = sum(durations[file].values()) - sum(long.values())
+        kept[file] = {f"{file}::": round(rest, 1)}
+        for test in sorted(long):
+            kept[file][test] = round(long[test], 1)
+    USUAL_DURATIONS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def choose(changed: Sequence[Path], durations: Mapping[str, Mapping[str, float]]) -> Selection:
@@ -353,6 +386,7 @@ def price_files(
             too_long = _list_beyond(seconds_of_tests, MOST_OF_A_GUARD)
         else:
             too_long = [test for test, seconds in seconds_of_tests.items() if seconds > LONG]
+        too_long = [test for test in too_long if not test.endswith("::")]
         if seconds_of_tests:
             left = seconds_of_tests.keys() - {*too_long}
             seconds = sum(seconds_of_tests[test] for test in left)
@@ -434,6 +468,9 @@ def _join(names: Iterable[str]) -> str:
 
 def main(words: Sequence[str]) -> int:
     """Run the checks; 0 if all passed."""
+    if [*words] == ["--keep"]:
+        keep_durations()
+        return 0
     try:
         changed = read_names(words) or list_changed()
     except ChangesUnknownError as error:

@@ -1,5 +1,6 @@
 """`make quick` chooses what a change touches, says what it leaves out, and needs no git to be told."""
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,37 @@ def test_a_guess_and_a_gap_are_told(
     assert selection.untested == [added]
     quick.tell([Path("perfkit/models/added.py")], selection)
     assert f"no test imports: {added}\n" in capsys.readouterr().out
+
+
+def test_where_nothing_ran_the_table_says_what_files_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick, "DURATIONS", tmp_path / "durations-of-tests.json")
+    usual = quick.read_durations()
+    assert len(usual) > 150
+    selection = choose("perfkit/models/caches.py", durations=usual)
+    assert "tests/test_caches.py" in selection.files
+    assert not selection.unmeasured
+    assert len(selection.files) > 8
+    # what ran here comes first, and a long test that was left out is still known
+    file = "tests/test_cluster.py"
+    long = [test for test in usual[file] if not test.endswith("::")]
+    quick.DURATIONS.write_text(json.dumps({f"{file}::test_a": 0.5}), "utf-8")
+    assert quick.read_durations()[file].keys() == {*long, f"{file}::test_a"}
+
+
+def test_the_table_is_written_from_what_ran_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick, "DURATIONS", tmp_path / "durations-of-tests.json")
+    monkeypatch.setattr(quick, "USUAL_DURATIONS", tmp_path / "durations.json")
+    file = "tests/test_units.py"
+    quick.USUAL_DURATIONS.write_text(json.dumps({"tests/gone.py": {"tests/gone.py::": 1.0}}))
+    measured = {f"{file}::a": 0.25, f"{file}::b": 0.25, f"{file}::slow[x]": 3.0}
+    quick.DURATIONS.write_text(json.dumps(measured))
+    assert quick.main(["--keep"]) == 0
+    kept = json.loads(quick.USUAL_DURATIONS.read_text())
+    assert kept == {file: {f"{file}::": 0.5, f"{file}::slow[x]": 3.0}}
 
 
 def test_without_git_files_are_asked_for(
