@@ -34,7 +34,7 @@ DURATIONS = ROOT / ".pytest_cache" / "durations-of-tests.json"
 #: The same of all files where they were run last for this table: tests of at least `NAMED` seconds by
 #: name, and all others of a file together, under its name and `::`.
 USUAL_DURATIONS = ROOT / "tests" / "durations.json"
-NAMED = 2.0
+NAMED = 0.3
 #: Files that take longest, the longest first: no process begins one of them when all else is done.
 LONGEST = (
     "tests/test_sharding.py",
