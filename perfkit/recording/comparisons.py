@@ -2,6 +2,7 @@
 is not known counts otherwise."""
 
 import random
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import torch
 
 from perfkit.recording.questions import Question
 from perfkit.recording.recorder import Recorder
-from perfkit.recording.refusals import NEEDED, Refused, explain
+from perfkit.recording.refusals import LIBRARIES, NEEDED, Refused, explain
 from perfkit.recording.trails import USUAL, EndlessStep, Trail, Trial
 from perfkit.recording.values import compute
 
@@ -118,7 +119,9 @@ def record_call(recorder: Recorder, step: Step) -> Calls:
 
 def is_of_capture(error: BaseException) -> bool:
     """Whether an error comes from the capture, and not from the step."""
-    if isinstance(error, Refused | EndlessStep):
+    frames = traceback.extract_tb(error.__traceback__)
+    is_raised_here = bool(frames) and frames[-1].filename.startswith(LIBRARIES[1])
+    if is_raised_here or isinstance(error, Refused | EndlessStep):
         return True
     return isinstance(error, Exception) and explain(error) is not None
 

@@ -220,7 +220,7 @@ class Exchanges:
         writes = list(walk_tensors(lists[0] if func.namespace == "c10d" else out))
         reads = list(walk_tensors(lists[-1]))
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=True))
-        ranks = _find_ranks(given)
+        ranks = find_ranks(given)
         peer = given.get("dst", given.get("src"))
         if peer is not None:
             ranks = tuple(sorted({ranks[peer], dist.get_rank()}))
@@ -315,7 +315,7 @@ def _refuse_graph(*_: Any, **__: Any) -> NoReturn:
     raise ValueError(f"torch.cuda.CUDAGraph replays kernels that capture does not see; {advice}")
 
 
-def _find_ranks(given: dict[str, Any]) -> tuple[int, ...]:
+def find_ranks(given: dict[str, Any]) -> tuple[int, ...]:
     """Ranks of the communicator that a collective is given."""
     group = given.get("process_group", given.get("group_name"))
     if isinstance(group, torch.ScriptObject):

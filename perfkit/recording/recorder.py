@@ -19,7 +19,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.models.distributions import Zipf, unique_rows
-from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, name_collective
+from perfkit.recording.alike import find_reduction
+from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, find_ranks, name_collective
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.places import LISTS, Places
 from perfkit.recording.questions import Question, expect_answer, find_asking_frame, make_question
@@ -285,6 +286,8 @@ class Recorder(TorchDispatchMode):
         given = [t for t in walk_tensors([args, kwargs]) if isinstance(t, Tensor)]
         if func.namespace == "c10d":
             out, work = answer(func, args)
+            if schema.collective and not self.agreeing:
+                self._exchange_known(func, schema, schema.complete(args, kwargs), None)
         elif self.agreeing and (
             all(map(is_whole, given)) if given else kwargs.get("dtype") is torch.int32
         ):
@@ -293,6 +296,8 @@ class Recorder(TorchDispatchMode):
             return args[0].detach()
         else:
             out = self.values.work_out(func, schema, args, kwargs, given)
+            if schema.collective:
+                self._exchange_known(func, schema, schema.complete(args, kwargs), out)
         for made in walk_tensors(out):
             if isinstance(made, FakeTensor) and made.layout in (torch.strided, torch.sparse_coo):
                 self.values.number(made)
@@ -527,6 +532,24 @@ class Recorder(TorchDispatchMode):
         of_weights = not self._weights_of_modules.isdisjoint(numbers)
         if earlier[0] != earlier[1] and not of_weights:
             self.values.of_better.add(self.values.number(out))
+
+    def _exchange_known(self, func: Any, schema: _Schema, args: list[Any], out: Any) -> None:
+        """Note what a collective makes of known numbers; `out` are results that are no arguments."""
+        # the first of its lists receives results, unless an operation returns new ones
+        lists = [[*walk_tensors(each)] for each in args]
+        lists = [each for each in lists if each]
+        if not lists:  # a barrier
+            return
+        given, results = lists[-1], lists[0] if out is None else [*walk_tensors(out)]
+        reduction = next((each for each in args if isinstance(each, str)), None)
+        names = dict(zip((name for name, _ in schema.defaults), args, strict=True))
+        self.values.exchange(
+            schema.collective,
+            given,
+            results,
+            len(find_ranks(names)),
+            find_reduction() if out is None else reduction,
+        )
 
     def begin(self) -> None:
         """Begin the call that is recorded, or another one in place of it."""

@@ -296,18 +296,8 @@ class Unknown(float):
 
 
 class UnknownArray(np.ndarray[Any, Any]):
-    """Numbers that were not computed: compiled code may match or sort them, but a step may not
-    decide by them."""
-
-    __array_ufunc__ = Unknown._decide
-    __array_function__ = Unknown._decide
-    __bool__ = Unknown._decide
-    __float__ = Unknown._decide
-    __int__ = Unknown._decide
-    __getitem__ = Unknown._decide
-    __iter__ = Unknown._decide
-    item = Unknown._decide
-    tolist = Unknown._decide
+    """Numbers that were not computed: compiled code may match or sort them, and a step may log them.
+    They are others in further calls of the step, which tell whether anything depends on them."""
 
 
 # -- who calls

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._dynamo import eval_frame
@@ -43,6 +44,7 @@ from perfkit.recording.places import (
 from perfkit.recording.precision import pretend_gpu
 from perfkit.recording.recorder import Recorder
 from perfkit.recording.refusals import (
+    MOST_COUNTED,
     OFFLOADED,
     Unknown,
     UnknownArray,
@@ -53,6 +55,7 @@ from perfkit.recording.refusals import (
     refuse,
 )
 from perfkit.recording.sandbox import find_alive, open_sandbox, quieten
+from perfkit.recording.trails import USUAL
 from perfkit.recording.values import compute
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.vocabulary import walk_tensors
@@ -355,21 +358,32 @@ class _Calls(TorchFunctionMode):
             trail = self.recorder.trail
             trail.read = trail.read or find_line()
             return int(Unknown(trail.count_read(), trail))
-        is_picture = dtype is torch.uint8
-        if func not in (Tensor.numpy, Tensor.__array__) or not (
-            dtype.is_floating_point or is_picture
-        ):
+        if func not in (Tensor.numpy, Tensor.__array__) or dtype.is_complex:
             raise DataDependentOutputException(func)
         self.recorder.values.notes[ZEROS] = None
-        return _make_zeros(args[0])
+        trail = self.recorder.trail
+        trail.read = trail.read or find_line()
+        return _make_array(args[0], trail.trial.number)
 
 
-def _make_zeros(tensor: Tensor) -> UnknownArray:
-    """An array of zeros in memory of its own, which represents a tensor of computed numbers."""
+def _make_array(tensor: Tensor, number: float) -> UnknownArray:
+    """An array in memory of its own, which represents a tensor of computed numbers: zeros, and in
+    trials numbers from zero to a given one."""
     half = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # NumPy has no such types
     dtype = torch.float32 if tensor.dtype in half else tensor.dtype
     zeros = compute(lambda: torch.zeros(tensor.shape, dtype=dtype).numpy().copy())
-    return zeros.view(UnknownArray)
+    array = zeros.view(UnknownArray)
+    if number != USUAL.number and array.size:
+        numbers = np.linspace(0.0, number, array.size)[::-1].reshape(array.shape)
+        if array.dtype.kind in "iu":
+            limits = np.iinfo(array.dtype)
+            numbers = np.clip(
+                numbers, max(limits.min, -MOST_COUNTED), min(limits.max, MOST_COUNTED)
+            )
+        elif array.dtype.kind == "f":
+            numbers = np.clip(numbers, np.finfo(array.dtype).min, np.finfo(array.dtype).max)
+        array[...] = numbers
+    return array
 
 
 def _see_calls(recorder: Recorder) -> Any:

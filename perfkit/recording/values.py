@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfkit.models.distributions import Uniform, unique_rows
+from perfkit.recording.alike import exchange
+from perfkit.recording.choices import Choices, balance
 from perfkit.recording.refusals import FORWARD_MODE, find_caller, refuse
 from perfkit.workloads.vocabulary import walk_tensors
 
@@ -24,23 +26,6 @@ from perfkit.workloads.vocabulary import walk_tensors
 #: hardly depend on large tensors of others, such as masks that are added to scores.
 MOST_KNOWN = 1 << 24
 MOST_DRAWN = 1 << 20
-#: Operations whose results still depend on a choice among alternatives, such as experts.
-_FOLLOWING = frozenset(
-    [
-        "eq",
-        "gt",
-        "ge",
-        "scatter",
-        "scatter_",
-        "index",
-        "select",
-        "clone",
-        "_to_copy",
-        "sum",
-        "any",
-        "amax",
-    ]
-)
 #: Data types of masks; the number of entries that a mask picks is not known.
 _MASKS = (torch.bool, torch.uint8)
 #: Assumption for a step that asks whether numbers are finite.
@@ -225,8 +210,7 @@ class Values:
         self.of_better: set[int] = set()
         # tensors of the meta device, which are kept alive, and what stands for them, by identity
         self._of_meta: dict[int, tuple[Tensor, Tensor]] = {}
-        # share of entries that are true, or of one value, by storage
-        self._shares: dict[int, float] = {}
+        self.choices = Choices(self.number)
 
     def number(self, tensor: Tensor) -> int:
         """Number of a tensor's storage."""
@@ -347,6 +331,10 @@ class Values:
             rows = args[0].shape[0]
             count = round(float(unique_rows(self.laws.get(rows, Uniform(rows)), args[0]._nnz())))
             return _make_rows(args[0]._values(), count, args[0].shape)._coalesced_(True)
+        if name in ("bincount", "_unique2") and not known:
+            counted = self._count_choices(name, schema.complete(args, kwargs), None)
+            if counted is not None:
+                return counted
         if name == "bincount" and not known and args[0].dim() == 1:
             count = schema.complete(args, kwargs)[2]
             if count > 0:  # such as the number of classes
@@ -354,7 +342,7 @@ class Values:
                 return torch.empty(count, dtype=dtype)
         if name == "sparse_mask":
             return _make_rows(args[0], args[1]._nnz(), args[1].shape)._coalesced_(True)
-        if name == "nonzero" and self._find_shares(given):
+        if name == "nonzero" and self.choices.find_share(given[0]) is not None:
             return self._choose(given[0])
         if name == "_grouped_mm" and isinstance(args[2], Tensor) and not _is_known(args[2]):
             self.notes[BALANCED] = None
@@ -394,8 +382,13 @@ class Values:
         infinity = None if known or name not in _ORDERING else _find_infinity(args[1])
         if infinity is not None:
             self._answer_finite(out, (infinity > 0) == name.startswith("l"))
-        if name in ("topk", "argmax") or (name in _FOLLOWING and not known):
-            self._follow(name, schema.complete(args, kwargs), given, out)
+        if not known:
+            complete = schema.complete(args, kwargs)
+            if name in ("sum", "histc"):
+                counted = self._count_choices(name, complete, out)
+                if counted is not None:
+                    return counted
+            self.choices.follow(name, complete, given, out)
         if (
             given
             or name.startswith("empty")
@@ -600,29 +593,48 @@ class Values:
             if known is not None:
                 self._attach(tensor, known)
 
+    def exchange(
+        self,
+        collective: str,
+        given: Sequence[Tensor],
+        results: Sequence[Tensor],
+        ranks: int,
+        reduction: str | None,
+    ) -> None:
+        """Note what a collective makes of known numbers, see `alike.exchange`; results are not known
+        otherwise."""
+        known = [self.pretend(tensor).constant for tensor in given if _is_known(tensor)]
+        numbers = None
+        if given and len(known) == len(given) and all(map(is_small, results)):
+            counts = [tensor.numel() for tensor in results]
+            numbers = compute(exchange, collective, known, counts, ranks, reduction)
+        self._forget(results)
+        for place, tensor in enumerate(results):
+            if numbers is not None and isinstance(tensor, FakeTensor) and not tensor.requires_grad:
+                real = compute(lambda n, t: n.to(t.dtype).view(t.shape), numbers[place], tensor)
+                self._attach(tensor, real)
+
     # -- choices that depend on computed values: every alternative counts as chosen equally often
     # ---------------------
 
-    def _find_shares(self, tensors: Sequence[Tensor]) -> list[float]:
-        """Known shares of true entries of these tensors."""
-        numbers = [self.number(t) for t in tensors] if self._shares else []
-        return [self._shares[number] for number in numbers if number in self._shares]
-
-    def _follow(self, name: str, args: Sequence[Any], given: Sequence[Tensor], out: Any) -> None:
-        """Record the share of entries of a result that are true, or have one value."""
-        shares = self._find_shares(given)
-        if name in ("topk", "argmax"):
-            dim = args[2] if name == "topk" else args[1]
-            shares = [1 / max(args[0].shape[dim], 1)] if dim is not None else []
-        elif name in ("sum", "any", "amax"):  # every alternative is chosen at least once
-            shares = [1.0 for _ in shares]
-        if shares:
-            self._shares[self.number([*walk_tensors(out)][-1])] = min(shares)
+    def _count_choices(self, name: str, args: Sequence[Any], out: Any) -> Any:
+        """How often each alternative is chosen; None where an operation does not ask so."""
+        counted = compute(self.choices.count, name, args, out)
+        if counted is None:
+            return None
+        self.notes[BALANCED] = None
+        made = _keep(self.fake, counted)
+        if name != "_unique2":
+            return made
+        # besides: the place of each among the distinct ones, and how often these are there
+        places = self._make(args[0].shape, args[0].stride(), torch.long, args[0].device)
+        often = compute(torch.tensor, balance(args[0].numel(), counted.numel()))
+        return made, places, _keep(self.fake, often)
 
     def _choose(self, mask: Tensor) -> Tensor:
         """Places where a mask is true: of a share below 1 only their number is known, a share of 1
         means all places."""
-        (share,) = self._find_shares([mask])
+        share = self.choices.find_share(mask) or 0.0
         self.notes[BALANCED] = None
         if share < 1:
             return self._make(
@@ -633,7 +645,9 @@ class Values:
     def _split(self, index: Any) -> Sequence[Any]:
         """Indices of the places where a mask is true; other indices as they are."""
         chosen = (
-            isinstance(index, Tensor) and index.dtype is torch.bool and self._find_shares([index])
+            isinstance(index, Tensor)
+            and index.dtype is torch.bool
+            and self.choices.find_share(index) is not None
         )
         return self._choose(index).unbind(1) if chosen else [index]
 
