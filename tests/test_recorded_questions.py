@@ -221,15 +221,32 @@ def test_the_better_of_two_losses_is_not_said_if_nothing_depends_on_it() -> None
     assert not list_notes(keep_best("logged"))
 
 
-def test_ways_that_differ_in_single_numbers_are_said() -> None:
-    def scale(scores: Any) -> None:
-        max(0.001, scores.detach().mean()) * 2
+class Scaled(torch.optim.SGD):
+    """Scales its rate by the larger of a number and a mean of weights, as Adafactor does."""
 
-    [note] = list_notes(scale)
+    def step(self, closure: Any = None) -> Any:
+        [weight] = self.param_groups[0]["params"]
+        _ = max(0.001, weight.detach().mean()) * 2
+        return super().step(closure)
+
+
+def test_ways_of_an_optimizer_that_differ_in_single_numbers_are_said() -> None:
+    def make_step() -> Callable[[], None]:
+        weight = nn.Parameter(torch.ones(4, 4))
+        optimizer = Scaled([weight], lr=0.1)
+
+        def step() -> None:
+            (torch.ones(3, 4) @ weight).sum().backward()
+            optimizer.step()
+
+        return step
+
     start, end = SINGLE.split("{}")
+    with pytest.warns(UserWarning, match="max.0.001, weight") as caught:
+        capture(make_step)
+    [note] = [str(warning.message) for warning in caught]
     assert note.startswith(start)
     assert note.endswith(end)
-    assert "max(0.001, scores" in note
 
 
 # -- drawn programs

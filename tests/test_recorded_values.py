@@ -1,5 +1,6 @@
 """What a capture takes for known: what was computed from known tensors, and nothing else."""
 
+import copy
 import ctypes
 import platform
 import warnings
@@ -167,6 +168,42 @@ def put_at_computed(x: Inputs) -> Any:
     return x.known.index_put((x.indices,), x.known)
 
 
+def copied_deeply_from_empty(x: Inputs) -> Any:
+    return copy.deepcopy(torch.empty_like(x.known))
+
+
+def product_with_computed(x: Inputs) -> Any:
+    return x.known @ x.computed
+
+
+def convolved_by_computed(x: Inputs) -> Any:
+    return F.conv1d(x.known[None], x.computed[None])
+
+
+def normalized_by_computed(x: Inputs) -> Any:
+    return F.layer_norm(x.known, (4,), x.computed[0], x.computed[0])
+
+
+def masked_by_computed(x: Inputs) -> Any:
+    return x.known.masked_fill(x.computed > 0, 0.0)
+
+
+def added_at_computed(x: Inputs) -> Any:
+    return x.known.index_add(0, x.indices, x.known)
+
+
+def trained_module(x: Inputs) -> Any:
+    return nn.Linear(4, 4)(x.known)
+
+
+def resized_for_known(x: Inputs) -> Any:
+    return torch.empty(0).resize_as_(x.known)
+
+
+def on_meta(x: Inputs) -> Any:
+    return torch.empty_like(torch.ones(4, device="meta"), device="cpu")
+
+
 UNKNOWN: list[Computation] = [
     index_by_computed,
     index_by_two_computed,
@@ -193,6 +230,15 @@ UNKNOWN: list[Computation] = [
     where_computed,
     cat_with_computed,
     put_at_computed,
+    copied_deeply_from_empty,
+    product_with_computed,
+    convolved_by_computed,
+    normalized_by_computed,
+    masked_by_computed,
+    added_at_computed,
+    trained_module,
+    resized_for_known,
+    on_meta,
 ]
 
 
@@ -247,6 +293,26 @@ def padded(x: Inputs) -> Any:
     return F.pad(x.known, (1, 1))
 
 
+def copied_deeply(x: Inputs) -> Any:
+    return copy.deepcopy(x.numbers)
+
+
+def tensor_of_tensors(x: Inputs) -> Any:
+    return torch.tensor([x.numbers[0, 0], x.numbers[1, 1]])
+
+
+def interpolated(x: Inputs) -> Any:
+    return F.interpolate(x.known[None, None], scale_factor=2)
+
+
+def drawn_by_known(x: Inputs) -> Any:
+    return torch.multinomial(x.known, 2)
+
+
+def selected_by_known_mask(x: Inputs) -> Any:
+    return x.numbers.masked_select(x.numbers > 3)
+
+
 def known_after_an_index_by_computed(x: Inputs) -> Any:
     x.numbers[x.indices]
     return x.numbers
@@ -264,6 +330,11 @@ KNOWN: list[Computation] = [
     copied_from_known,
     drawn,
     padded,
+    copied_deeply,
+    tensor_of_tensors,
+    interpolated,
+    drawn_by_known,
+    selected_by_known_mask,
     known_after_an_index_by_computed,
 ]
 

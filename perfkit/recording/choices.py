@@ -88,12 +88,18 @@ class Choices:
         if name in ("topk", "argmax", "argmin"):
             self._begin(name, args, results)
             return
-        alternatives = [self.find_alternatives(tensor) for tensor in given]
-        chosen = [number for number in alternatives if number is not None]
-        if chosen:
-            self._follow_numbers(name, args, given, results, min(chosen))
+        if name in _SPREADING and self.find_alternatives(args[2]) is not None:
+            share = args[2].numel() / max(results[0].numel(), 1)
+            self._shares[self._number()(results[0])] = share
             return
-        shares = [(tensor.numel(), self.find_share(tensor)) for tensor in given]
+        # of an index or a gather, what is chosen from, and not the places
+        sources = [*walk_tensors(args[0])]
+        alternatives = [self.find_alternatives(tensor) for tensor in sources]
+        chosen = [number for number in alternatives if number is not None]
+        if chosen and len(chosen) == len(sources):
+            self._follow_numbers(name, args, results, min(chosen))
+            return
+        shares = [(tensor.numel(), self.find_share(tensor)) for tensor in sources]
         known = [(count, share) for count, share in shares if share is not None]
         if known:
             share = self._follow_shares(name, known, len(known) == len(shares))
@@ -121,7 +127,6 @@ class Choices:
         self,
         name: str,
         args: Sequence[Any],
-        given: Sequence[Tensor],
         results: list[Tensor],
         count: int,
     ) -> None:
@@ -137,9 +142,6 @@ class Choices:
             below = args[1] + (name in ("le", "gt"))
             share = min(max(below / count, 0.0), 1.0)
             self._shares[number(results[0])] = 1 - share if _ORDERING[name] else share
-        elif name in _SPREADING and self.find_alternatives(args[2]) is not None:
-            share = args[2].numel() / max(results[0].numel(), 1)
-            self._shares[number(results[0])] = share
 
     def _follow_shares(
         self, name: str, known: Sequence[tuple[int, float]], complete: bool
@@ -188,7 +190,8 @@ class Choices:
         if name == "_unique2":
             count = self.find_alternatives(args[0])
             return None if count is None else torch.arange(count, dtype=args[0].dtype)
-        if name == "sum" and isinstance(out, Tensor):
+        # of one number it may be an accuracy, and not a number of rows
+        if name == "sum" and isinstance(out, Tensor) and out.numel() > 1:
             share = self.find_share(args[0])
             total = None if share is None else round(share * args[0].numel())
             if total is None or total < out.numel():

@@ -41,10 +41,10 @@ BETTER = (
     "the step does something else where a computed number is better than the best one so far, in {}; the graph is a call "
     "in which it is not"
 )
-#: Assumption for a step whose ways differ in single numbers.
+#: Assumption for an optimizer, such as Adafactor, whose ways differ in single numbers.
 SINGLE = (
-    "the step decides by a computed number in {}; its ways differ in operations on single numbers alone, and the graph "
-    "has one of them"
+    "an optimizer decides by a computed number in {}; its ways differ in operations on single numbers alone, and the "
+    "graph has one of them"
 )
 #: Assumption for a tensor whose array was changed.
 SHARED_WITH_NUMPY = (
@@ -196,12 +196,8 @@ def are_alike(one: Trail, other: Trail | None) -> bool:
 
 
 def _list_without_numbers(trail: Trail) -> list[Any]:
-    """Operations of a call, without those whose results are single numbers."""
-    return [
-        (name, shapes)
-        for name, shapes in (*trail.operations, *trail.updates)
-        if any(len(shape) for shape in shapes)
-    ]
+    """Operations of the optimizers of a call, without those whose results are single numbers."""
+    return [(name, shapes) for name, shapes in trail.updates if any(len(shape) for shape in shapes)]
 
 
 def describe_difference(one: Trail, other: Trail) -> str:
@@ -293,7 +289,8 @@ def _try_questions(recorder: Recorder, step: Step, recorded: Trail) -> Iterator[
             raise Refused(NEEDED.format(question.line)) from error
         if are_alike(recorded, trail) or trail is None:
             continue
-        if _list_without_numbers(recorded) != _list_without_numbers(trail):
+        differs_outside = recorded.operations != trail.operations
+        if differs_outside or _list_without_numbers(recorded) != _list_without_numbers(trail):
             raise Refused(NEEDED.format(question.line))
         yield SINGLE.format(question.line)
 

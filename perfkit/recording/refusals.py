@@ -297,7 +297,79 @@ class Unknown(float):
 
 class UnknownArray(np.ndarray[Any, Any]):
     """Numbers that were not computed: compiled code may match or sort them, and a step may log them.
-    They are others in further calls of the step, which tell whether anything depends on them."""
+    If it does, they are others in further calls of the step, which tell whether anything depends on
+    them.
+
+    `trail` is the call of the step that made the array, and `line` says where.
+    """
+
+    trail: Any = None
+    line: str = ""
+
+    def __array_finalize__(self, source: Any) -> None:
+        """Views and results remember where the array was made."""
+        self.trail = getattr(source, "trail", None)
+        self.line = getattr(source, "line", "")
+
+    def note_use(self) -> None:
+        """Note that the step uses the numbers."""
+        if self.trail is not None:
+            self.trail.read = self.trail.read or self.line
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Compute with the numbers that the array holds in this call."""
+        self.note_use()
+        plain = [
+            each.view(np.ndarray) if isinstance(each, UnknownArray) else each for each in inputs
+        ]
+        if "out" in kwargs:
+            kwargs["out"] = tuple(
+                each.view(np.ndarray) if isinstance(each, UnknownArray) else each
+                for each in kwargs["out"]
+            )
+        result = getattr(ufunc, method)(*plain, **kwargs)
+        if not isinstance(result, np.ndarray):
+            return result
+        array = result.view(UnknownArray)
+        array.trail, array.line = self.trail, self.line
+        return array
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of NumPy."""
+        self.note_use()
+        return super().__array_function__(func, types, args, kwargs)
+
+
+def _note_and_call(name: str) -> Callable[..., Any]:
+    """A method of arrays that notes that the step uses the numbers."""
+    method = getattr(np.ndarray, name)
+
+    def call(array: UnknownArray, *args: Any, **kwargs: Any) -> Any:
+        array.note_use()
+        return method(array, *args, **kwargs)
+
+    return call
+
+
+#: Methods of arrays that hand out numbers, or depend on them, without a function of NumPy.
+for _name in [
+    "__getitem__",
+    "__iter__",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "item",
+    "tolist",
+    "argmax",
+    "argmin",
+    "argsort",
+    "nonzero",
+    "searchsorted",
+    "sort",
+    "tobytes",
+]:
+    setattr(UnknownArray, _name, _note_and_call(_name))
 
 
 # -- who calls

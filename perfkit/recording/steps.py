@@ -361,9 +361,9 @@ class _Calls(TorchFunctionMode):
         if func not in (Tensor.numpy, Tensor.__array__) or dtype.is_complex:
             raise DataDependentOutputException(func)
         self.recorder.values.notes[ZEROS] = None
-        trail = self.recorder.trail
-        trail.read = trail.read or find_line()
-        return _make_array(args[0], trail.trial.number)
+        array = _make_array(args[0], self.recorder.trail.trial.number)
+        array.trail, array.line = self.recorder.trail, find_line()
+        return array
 
 
 def _make_array(tensor: Tensor, number: float) -> UnknownArray:
@@ -603,11 +603,16 @@ def capture(
     drawn, real whole numbers, and everything that follows from these alone. If the step asks how
     many rows were chosen by computed scores, as in a mixture of experts, every alternative counts
     as chosen equally often. Computed numbers count as finite if the step asks. An array of computed
-    numbers that other packages match or sort holds zeros.
+    numbers that other packages match or sort holds zeros. Other ranks are taken to hold the numbers
+    that this one holds.
+
+    If the step asks whether something computed is true, it gets an answer: the one with which it goes
+    on where the other one raises an error, and else that of a step whose result is not better than
+    its best one so far.
 
     The second call of the step is recorded. Further calls follow if the first did something else,
-    if the step draws numbers that may decide, or if it reads a computed number: they must do the
-    same.
+    if the step draws numbers that may decide, if it reads a computed number, or if it asks a question
+    to which the answer is not known: they must do the same with other numbers and answers.
 
     Examples
     --------

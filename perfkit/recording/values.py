@@ -367,6 +367,9 @@ class Values:
         drawn = torch.Tag.nondeterministic_seeded in func.tags
         if given and (not known or drawn):
             self._strip(out, given)
+        is_new = isinstance(out, FakeTensor) and not schema.written
+        if given and known and drawn and is_new and is_small(out):
+            return _keep(self.fake, compute(func, *self._list_known(args), **kwargs))
         # PyTorch's rule returns fp32
         if name == "native_group_norm_backward" and out[0] is not None:
             out = (out[0].to(args[1].dtype), *out[1:])
@@ -549,15 +552,19 @@ class Values:
             if memory is None or memory.dtype is not target.dtype:
                 return False
             values = memory.view(target)
-        sources = [
-            getattr(self.pretend(a), "constant", None) if isinstance(a, Tensor) else a
-            for a in args[1:]
-        ]
+        sources = self._list_known(args[1:])
         compute(func, values, *sources, **self._copy_generator(kwargs))
         if memory is not None:
             memory.mark(target)
             self._recall(target)
         return True
+
+    def _list_known(self, args: Sequence[Any]) -> list[Any]:
+        """Arguments with real tensors in place of known ones."""
+        return [
+            getattr(self.pretend(each), "constant", None) if isinstance(each, Tensor) else each
+            for each in args
+        ]
 
     def _scatter(self, func: Any, name: str, args: Any, kwargs: Any) -> bool:
         """Write known values to some elements of memory that was allocated without values; False
@@ -569,10 +576,7 @@ class Values:
         if target.constant is not None or memory is None or memory.dtype is not target.dtype:
             return False
         values = memory.view(target)
-        places = [
-            getattr(self.pretend(each), "constant", None) if isinstance(each, Tensor) else each
-            for each in args[1:]
-        ]
+        places = self._list_known(args[1:])
         compute(func, values, *places, **kwargs)
         memory.mark_places(target, name, places)
         self._recall(target)
