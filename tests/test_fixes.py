@@ -33,16 +33,16 @@ def launch(begin: float, link: int, start: float, took: float, **facts: int) -> 
     ]
 
 
-def reduce(begin: float, link: int, start: float, took: float) -> list[Event]:
-    """An all_reduce of two ranks on a stream of its own, of 400 kB [us]."""
+def reduce(begin: float, link: int, start: float, took: float, ranks: int = 2) -> list[Event]:
+    """An all_reduce on a stream of its own, of 400 kB [us]."""
     facts = {
         "Collective_name": "allreduce",
         "dtype": "Float",
         "In_msg_nelems": 100_000,
         "Out_msg_nelems": 100_000,
-        "Group_size": 2,
+        "Group_size": ranks,
         "Process_Group_Name": "0",
-        "Process_Group_Ranks": "[0, 1]",
+        "Process_Group_Ranks": str(list(range(ranks))),
     }
     return [
         event("cpu_op", "record_param_comms", begin - 1, 6, **facts),
@@ -102,6 +102,23 @@ def test_a_wait_of_the_host_costs_the_pause_of_the_device_behind_it(tmp_path: Pa
     assert wait.gain == pytest.approx(110e-6, rel=0.1)
     assert "aten::item" in wait.words
     assert ".item()" in wait.advice
+
+
+def test_a_pause_of_one_host_is_named_and_costs_what_all_wait(tmp_path: Path) -> None:
+    # the host of rank 1 launches its second kernel 200 µs late, and the others wait for it
+    ranks = []
+    for rank in range(3):
+        late = 200 * (rank == 1)
+        events = [
+            recordings.step(0, 900),
+            *launch(10, 1, 20, 100),
+            *launch(130 + late, 2, 140 + late, 50),
+        ]
+        ranks.append([*events, *reduce(150 + late, 3, 190 + late, 250 - late, ranks=3)])
+    fixes = pk.read_trace(recordings.write_ranks(tmp_path, ranks)).fixes()
+    pauses = find(fixes, "pauses")
+    assert pauses.gain == pytest.approx(200e-6, rel=0.02)
+    assert "at once up to 200 µs (rank 1)" in pauses.words
 
 
 def test_loading_counts_where_the_device_waits_for_it(tmp_path: Path) -> None:

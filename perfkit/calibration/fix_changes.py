@@ -557,6 +557,91 @@ def _copy_times(run: Run, changed: Run, straggler: Straggler) -> None:
         _scale_host(changed, 1.0 / straggler.host_slower, rank=straggler.rank)
 
 
+class Pauses(NamedTuple):
+    """Times in which the host of one rank is slower than those of others at the same place.
+
+    Parameters
+    ----------
+    launches : dict of int to float
+        By item of a host, its time where it is the median of the ranks, if that is less [s].
+    seconds : float
+        What the hosts take longer, per step, mean over ranks [s].
+    longest : float
+        The longest of these times [s].
+    rank : int
+        The rank of it [-].
+    """
+
+    launches: dict[int, float]
+    seconds: float
+    longest: float
+    rank: int
+
+
+def find_pauses(run: Run) -> Pauses | None:
+    """Find where hosts pause that make the same calls in the same order.
+
+    Parameters
+    ----------
+    run : Run
+        Recorded.
+
+    Returns
+    -------
+    pauses : Pauses or None
+        None for fewer than three ranks, and for hosts whose calls differ.
+    """
+    calls: dict[int, list[int]] = {rank: [] for rank in run.ranks}
+    for number, item in enumerate(run.items):
+        if item.kind == "launch":
+            calls[item.rank].append(number)
+    names = {
+        rank: [run.items[number].name for number in numbers] for rank, numbers in calls.items()
+    }
+    first = names[run.ranks[0]]
+    if len(run.ranks) < _FEWEST_HOSTS or any(names[rank] != first for rank in run.ranks):
+        return None
+    lags = np.array([[_find_own(run, number) for number in calls[rank]] for rank in run.ranks])
+    usual = np.median(lags, axis=0)
+    launches: dict[int, float] = {}
+    seconds, longest, slowest = 0.0, 0.0, run.ranks[0]
+    for row, rank in enumerate(run.ranks):
+        for place, number in enumerate(calls[rank]):
+            longer = float(lags[row, place] - usual[place])
+            if longer <= 0:
+                continue
+            launches[number] = float(usual[place])
+            if run.items[number].step in run.steps:
+                seconds += longer / len(run.steps) / len(run.ranks)
+            if longer > longest:
+                longest, slowest = longer, rank
+    return Pauses(launches, seconds, longest, slowest)
+
+
+#: Fewest ranks whose median says what is usual [-].
+_FEWEST_HOSTS = 3
+
+
+def _find_own(run: Run, number: int) -> float:
+    """The host's own time before a call [s]."""
+    return sum(link.lag for link in run.links[number] if link.kind == "host")
+
+
+def even_hosts(run: Run, case: Case, pauses: Pauses) -> Run:
+    """Hosts that pause take what the median of the ranks takes at that place; at least half of
+    it."""
+    changed = run.copy()
+    left = 0.5 if case.needed == 1.0 else 0.0
+    for number, usual in pauses.launches.items():
+        changed.links[number] = [
+            link._replace(lag=usual + left * max(link.lag - usual, 0.0))
+            if link.kind == "host"
+            else link
+            for link in run.links[number]
+        ]
+    return changed
+
+
 # -- the host
 # --------------------------------------------------------------------------------------------------
 

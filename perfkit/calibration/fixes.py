@@ -16,9 +16,12 @@ from perfkit.calibration.fix_changes import (
     Apply,
     Case,
     Collectives,
+    Pauses,
     Straggler,
     balance_rank,
     double_batch,
+    even_hosts,
+    find_pauses,
     find_stragglers,
     free_host,
     group_collectives,
@@ -64,7 +67,7 @@ class Fix:
     Parameters
     ----------
     kind : str
-        ``overlap``, ``balance``, ``link``, ``batch``, ``graphs``, ``compile``, ``waits`` or
+        ``overlap``, ``balance``, ``pauses``, ``link``, ``batch``, ``graphs``, ``compile``, ``waits`` or
         ``loading``.
     what : str
         What is changed, in a few words.
@@ -674,7 +677,27 @@ def _list_balances(run: Run) -> list[_Candidate]:
                 order=2,
             )
         )
+    pauses = find_pauses(run)
+    if pauses is not None and any(item.kind == "meeting" for item in run.items):
+        candidates.append(
+            _Candidate(
+                "pauses",
+                "even out pauses of the hosts",
+                f"Hosts make the same calls, and each pauses at other places: beyond the median of the ranks at the same "
+                f"call they take {format_time(pauses.seconds)} of a step, at once up to {format_time(pauses.longest)} (rank "
+                f"{pauses.rank}), and all ranks wait for each pause.",
+                "Collect garbage in all ranks at the same step (gc.disable(), gc.collect()), bind each process to cores "
+                "of its own, and keep loaders and logging off these.",
+                partial(_even, pauses),
+                order=2,
+            )
+        )
     return candidates
+
+
+def _even(pauses: Pauses, run: Run, case: Case) -> Run:
+    """See `even_hosts`."""
+    return even_hosts(run, case, pauses)
 
 
 def _balance(straggler: Straggler, run: Run, case: Case) -> Run:
