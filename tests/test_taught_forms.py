@@ -27,6 +27,7 @@ from perfkit.models.optimizers import find_optimizer, list_optimizers
 from perfkit.prediction.cost import size_rooflines
 from perfkit.prediction.strategies import price_strategies
 from perfkit.readers.index_arrays import count_indices
+from perfkit.readers.measured_jitter import find_jitter, find_jitter_of_steps
 from tests.fuzz.entries_numbers import FORMS as EXAMPLES
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -261,6 +262,16 @@ def run_with_failures() -> list[float]:
     return [run.hours, run.interval, run.hours_for(0.9), run.chance(run.hours)]
 
 
+def ranks_that_vary() -> list[float]:
+    """Ranks of a trace, and steps of a log."""
+    times = {0: [1.0, 1.1, 1.0], 1: [1.05, 1.0, 1.2]}
+    of_trace = find_jitter("a trace", times, 1.05)
+    of_log = find_jitter_of_steps("a log", [1.0, 1.1, 1.05], [1, 1, 1], 8)
+    r = pk.predict(bert(dtype="bf16"), "h100-sxm-8", ranks=8)
+    costs = [r.cost(2.0, iterations=1e7, jitter=jitter) for jitter in (of_trace, of_log)]
+    return [cost["hours"] for cost in costs]
+
+
 PREDICTIONS: list[Callable[[], list[float]]] = [
     language_model_on_gpus,
     language_model_at_capped_power,
@@ -280,6 +291,7 @@ PREDICTIONS: list[Callable[[], list[float]]] = [
     tokens_to_experts,
     states_on_the_host,
     run_with_failures,
+    ranks_that_vary,
 ]
 
 
