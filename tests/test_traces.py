@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import perfkit as pk
 from perfkit.__main__ import main
-from perfkit.calibration.activity import ROLES, _classify, account
+from perfkit.calibration.activity import ROLES, account
+from perfkit.calibration.places import classify
 from perfkit.ground.files import find_reference
 from perfkit.readers.trace_names import DEVICE
 from tests import samples
@@ -490,7 +491,7 @@ def test_kernels_of_an_optimizer_in_their_name_are_lookups() -> None:
         "split_embedding_codegen_grad_indice_weights_kernel": "embedding_backward",
         "split_embedding_backward_codegen_rowwise_adagrad_kernel": "embedding_backward",
     }
-    assert {name: _classify(name) for name in kinds} == kinds
+    assert {name: classify(name) for name in kinds} == kinds
 
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:

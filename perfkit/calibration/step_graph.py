@@ -203,9 +203,13 @@ class _Step:
         host = _Host.read(file.events)
         self.outer = host.outer
         self.work = work
+        self.phases = work["phase"].to_list()
+        self.modules = work["module"].to_list()
         self.seconds = 1e-9 * (work["end"] - work["start"]).to_numpy()
         found = list_collectives([file], [work], {})
         self.collectives = {row["index"]: row for row in found.to_dicts()}
+        # the collective of each row of work
+        self.meetings = [self.collectives.get(first) for first in work["collective"].to_list()]
         # rows of work by their call: a collective, an operation of the host, or work that has none
         keys = self._find_calls(host)
         self.rows_of_calls: dict[int, list[int]] = {}
@@ -220,6 +224,8 @@ class _Step:
         is_busy = np.isin(outer, outer[self.find_hosts(keys)])
         is_of_step = file.events["iteration"].to_numpy() == number
         self.bare = self.ts[is_outermost & is_of_step & ~is_busy].tolist()
+        outer_of_keys = self.outer[self.find_hosts(keys)].tolist()
+        self.outer_of_calls = dict(zip(keys.tolist(), outer_of_keys, strict=True))
         self.opened: set[int] = set()
         self.passed = 0
         self.groups: list[tuple[int, ...]] = []
@@ -243,36 +249,39 @@ class _Step:
         """Record one call with its kernels, and its time on the device [s]."""
         recorder = self.recorder
         rows = self.rows_of_calls[key]
-        phase, module, collective = self.work.select("phase", "module", "collective").row(rows[0])
+        phase, module = self.phases[rows[0]], self.modules[rows[0]]
         before = len(recorder.labels)
         spent = self.seconds[rows]
         recorder.phase = phase if phase in PHASES else "forward"
         recorder.modules = [] if recorder.phase == "update" else [module]
-        if collective in self.collectives:
-            self._record_collective(self.collectives[collective], module)
+        meeting = self.meetings[rows[0]]
+        if meeting is not None:
+            self._record_collective(meeting, module)
             spent = np.full(1, np.nan)
         else:
             call = _Call.read(self.names[key], self.args.get(key, {}))
             _record_once(recorder, call, module, self.recordings)
-        host = int(self.find_hosts(np.array([key]))[0])
-        outer = int(self.outer[host])
+        outer = self.outer_of_calls[key]
         added = len(recorder.labels) - before
         # the first operation of a call counts the call, and the calls without a kernel before it
-        calls = np.zeros(added)
-        if outer not in self.opened:
-            calls[:1] = 1
+        is_call = outer not in self.opened
         self.opened.add(outer)
         passed_before = self.passed
         if outer >= 0:
             self.passed = max(passed_before, bisect_left(self.bare, self.ts[outer]))
+        bare = self.passed - passed_before if is_call else 0
+        if added == len(spent) == 1:
+            self.rows.append((1, is_call, bare, spent[0]))
+            return
+        calls = np.zeros(added)
+        calls[:1] = is_call
         # kernels of one operation each, and all that are left of the last one
         operation_of_kernel = np.minimum(np.arange(len(spent)), added - 1)
         launches = np.bincount(operation_of_kernel, minlength=added)
         times = np.full(added, np.nan)
         if added in (1, len(spent)):
             times = np.bincount(operation_of_kernel, spent, added)
-        bare = calls * (self.passed - passed_before)
-        self.rows += zip(launches, calls, bare, times, strict=True)
+        self.rows += zip(launches, calls, calls * bare, times, strict=True)
 
     def _record_collective(self, found: Mapping[str, Any], module: str) -> None:
         """Record a collective, from its row of `list_collectives`."""
