@@ -108,7 +108,10 @@ def list_levels(above: Array) -> list[np.ndarray]:
         far[left] = far[there]
         left = left[far[left] >= 0]
     if len(left):
-        raise ValueError("events of the trace lie around themselves")
+        raise ValueError(
+            "arguments of the trace cannot be used: events lie around themselves; pass the file that "
+            "torch.profiler wrote"
+        )
     order = np.argsort(depth, kind="stable")
     deepest = int(depth.max(initial=-1))
     ends = np.searchsorted(depth[order], np.arange(deepest + 1), side="right")
@@ -160,8 +163,9 @@ def find_places(file: TraceFile) -> Places:
     Raises
     ------
     ValueError
-        Where a number of the backward graph is no whole number, or the operator of a node lies
-        inside of that node.
+        Where the operator of a node lies inside of that node.
+    TypeError
+        Where a number of the backward graph is no whole number.
     """
     events = file.events
     parents = events["parent"].to_numpy()

@@ -115,7 +115,7 @@ class Arguments(Mapping[int, Mapping[str, Any]]):
 
         Raises
         ------
-        ValueError
+        TypeError
             If a number is no whole number.
         """
         pattern = self._match_name("Sequence number")
@@ -125,7 +125,10 @@ class Arguments(Mapping[int, Mapping[str, Any]]):
         are_nodes: list[bool] = []
         for first in range(0, len(indices), _BATCH):
             texts = self._texts.gather(indices.slice(first, _BATCH))
-            events = decoder.decode("[" + ",".join(texts.to_list()) + "]")
+            try:
+                events = decoder.decode("[" + ",".join(texts.to_list()) + "]")
+            except msgspec.ValidationError as fault:
+                raise TypeError(str(fault)) from None
             numbers += [event.args.number for event in events]
             are_nodes += [bool(event.args.thread) for event in events]
         columns = {
