@@ -11,6 +11,7 @@ from perfkit.fitting.parameters import Key
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table, Tabular
 from perfkit.ground.units import check_positive, check_type, format_count
+from perfkit.models.collectives import COLLECTIVES
 from perfkit.platform.collective_costs import ALL_TRANSFER
 from perfkit.platform.collective_fits import PAIR, is_bound
 from perfkit.platform.collectives import find_cost
@@ -40,13 +41,8 @@ _WORDS = {
 }
 #: Least change of an interval that is told in words [-].
 _LEAST_SHOWN = 0.005
-#: Collectives of nccl-tests by their program.
-_PROGRAMS = {
-    "all_gather": "all_gather_perf",
-    "reduce_scatter": "reduce_scatter_perf",
-    "all_to_all": "alltoall_perf",
-    "all_reduce": "all_reduce_perf",
-}
+#: Collectives that show how fast links are: each rank has a part of the message.
+_SHOWN = tuple(own.name for own in COLLECTIVES.values() if own.in_workloads and own.in_shares)
 
 
 @dataclass(frozen=True)
@@ -297,10 +293,12 @@ def _list_measurements(platform: Platform, workload: Any, base: str) -> Iterator
 def _write_commands(nodes: int, local: int, fit: str) -> str:
     """Lines of nccl-tests on some nodes, and the line that fits them."""
     hosts = "" if nodes == 1 else f" -N {local}"
-    lines = [
-        f"mpirun -np {nodes * local}{hosts} {program} -b 8 -e 8G -f 2 -g 1 > logs/{operation}_{nodes}.log"
-        for operation, program in _PROGRAMS.items()
-    ]
+    lines = []
+    for operation in _SHOWN:
+        # nccl-tests writes alltoall in one word
+        program = f"{operation.replace('all_to_all', 'alltoall')}_perf"
+        log = f"logs/{operation}_{nodes}.log"
+        lines.append(f"mpirun -np {nodes * local}{hosts} {program} -b 8 -e 8G -f 2 -g 1 > {log}")
     return "\n".join([*lines, fit])
 
 
@@ -308,7 +306,7 @@ def _is_inside(text: str, local: int) -> bool:
     """Whether a collective is one inside a node."""
     key = Key.parse(text)
     is_of_node = key.algorithm != "rail" and (key.ranks is None or key.ranks <= local)
-    return is_of_node and key.operation in _PROGRAMS
+    return is_of_node and key.operation in _SHOWN
 
 
 def _is_of_others(fit: Fit) -> bool:
@@ -342,7 +340,7 @@ def _measure_between(platform: Platform, nodes: int) -> Platform:
     """The platform as if collectives of all ranks of some nodes were measured; of an all_reduce on two
     nodes, the rail that it shows."""
     fits = dict(platform.collectives)
-    for operation in _PROGRAMS:
+    for operation in _SHOWN:
         key = Key(operation, nodes * platform.network.ranks_per_node)
         if operation == "all_reduce" and nodes == PAIR:
             key = Key(operation, nodes, "rail")
