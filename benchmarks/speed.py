@@ -5,6 +5,7 @@
 Repetitions are interleaved, so that a busy moment of the machine spreads over all rows.
 """
 
+import json
 import math
 import subprocess
 import sys
@@ -125,6 +126,48 @@ def list_large_logs(folder: Path, share: float = 1.0) -> Iterator[Job]:
         )
         text = f"calibrate, 18,000 rows of many {name}"
         yield Job(text, repeat(calibrate), bar=15.0, slow=True)
+
+
+def _write_trace(path: Path, calls: int) -> None:
+    """A trace of one step, with three events a call: a product, its launch and its kernel."""
+    args = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    events = [_event("user_annotation", "ProfilerStep#1", 0.0, 20.0 * calls + 10)]
+    for call in range(calls):
+        begin, link = 5 + 20.125 * call, {"correlation": call + 1}
+        operands = {**args, "External id": call, "Sequence number": call}
+        events += [
+            _event("cpu_op", "aten::mm", begin, 15.0, **operands),
+            _event("cuda_runtime", "cudaLaunchKernel", begin + 2, 5.0, **link),
+            _event("kernel", "sgemm_64x64", begin + 10, 9.0, stream=7, **link),
+        ]
+    path.write_text(json.dumps({"traceEvents": events}, indent=1))
+
+
+def _event(category: str, name: str, begin: float, time: float, **args: Any) -> dict[str, Any]:
+    """An event of a trace [µs]."""
+    where = {"pid": 0, "tid": 7} if category == "kernel" else {"pid": 9, "tid": 9}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": begin,
+        "dur": time,
+        **where,
+        "args": args,
+    }
+
+
+def list_large_traces(folder: Path, share: float = 1.0) -> Iterator[Job]:
+    """A trace of 150,000 events with a step of 50,000 operations, or a share of it, written into a
+    folder."""
+    path = folder / "trace.json"
+    _write_trace(path, round(50_000 * share))
+    trace = pk.read_trace(path, progress=False)
+    read = partial(pk.read_trace, path, progress=False)
+    yield Job("read a trace of 150,000 events", repeat(read), bar=1.0, slow=True)
+    # a new one has analysed nothing yet
+    yield Job("analyse it", repeat(lambda: replace(trace).explain()), bar=1.0, slow=True)
+    yield Job("its 50,000 operations as a graph", repeat(trace.record), bar=5.0, slow=True)
 
 
 def _read_system() -> None:
@@ -391,7 +434,7 @@ def _print_times(jobs: Sequence[Job], rounds: int) -> None:
         "--rounds": {"type": int, "default": 35, "help": "repetitions"},
         "--large-logs": {
             "action": "store_true",
-            "help": "time logs of many rows, tables and runs alone; a minute for five rounds",
+            "help": "time large logs and a large trace alone; a minute for five rounds",
         },
     }
 )
@@ -400,7 +443,7 @@ def main(given: Any) -> None:
     rounds = int(check_positive("rounds", given.rounds, integer=True))
     with tempfile.TemporaryDirectory() as folder:
         if given.large_logs:
-            jobs = list(list_large_logs(Path(folder)))
+            jobs = [*list_large_logs(Path(folder)), *list_large_traces(Path(folder))]
         else:
             jobs = list_jobs(_choose_platforms(given.platform))
         _print_times(jobs, rounds)

@@ -301,6 +301,15 @@ def test_speed_lists_jobs_that_run(toy: Platform) -> None:
             next(job.calls)()
 
 
+def test_speed_lists_a_large_trace_that_is_analysed(tmp_path: Path) -> None:
+    read, analyse, record = speed.list_large_traces(tmp_path, share=0.002)
+    assert len(next(read.calls)().files[0].events) == 301
+    assert "100 operations" in next(analyse.calls)()
+    graph, seconds = next(record.calls)()
+    assert [label.name for label in graph.labels] == ["mm"] * 100
+    assert seconds == pytest.approx(np.full(100, 9e-6))
+
+
 def test_speed_lists_large_logs_that_are_read(tmp_path: Path) -> None:
     jobs = list(speed.list_large_logs(tmp_path, share=0.006))
     results = [next(job.calls)() for job in jobs]
