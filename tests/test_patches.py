@@ -154,6 +154,14 @@ EXPECTED = {
     "safetensors.torch.save_model": "(model, filename, metadata=, force_contiguous=)",
     "numpy.save": "(file, arr, allow_pickle=)",
     "torch.load": "(f, map_location=, ...)",
+    "torch.storage.UntypedStorage.data_ptr": "method_descriptor",
+    "torch.cuda.random.get_rng_state": "(device=)",
+    "torch.cuda.random.set_rng_state": "(new_state, device=)",
+    "torch.cuda.random.get_rng_state_all": "()",
+    "torch.cuda.random.set_rng_state_all": "(new_states)",
+    "torch.cuda.random.initial_seed": "()",
+    "torch.set_rng_state": "(new_state)",
+    "torch.random.set_rng_state": "(new_state)",
 }
 #: Private parts of PyTorch that captures use and do not replace.
 USED = [

@@ -1,7 +1,10 @@
 """Training loops recorded as they are written: where an iteration begins and ends, and what a loop
 is told of its GPU, its ranks and its files."""
 
+import copy
+import json
 import os
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -177,8 +180,26 @@ def test_an_optimizer_inside_of_an_optimizer_ends_no_iteration() -> None:
 
 def test_a_loop_without_an_update_is_refused() -> None:
     with pytest.raises(ValueError, match="without an update of"), record(device="cpu"):
-        model, _ = make_model()
+        model, updates = make_model()
         model(torch.ones(ROWS, WIDTH)).sum().backward()
+        del updates
+
+
+def test_a_loop_that_updates_by_hand_ends_its_iterations_with_backward_passes() -> None:
+    with (
+        pytest.warns(UserWarning, match="no optimizer of PyTorch; an iteration is what lies"),
+        record(device="cpu") as recording,
+    ):
+        model = nn.Linear(WIDTH, WIDTH)
+        while True:
+            model.zero_grad()
+            model(torch.ones(ROWS, WIDTH)).sum().backward()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight -= 0.1 * weight.grad
+    names = list_names(recording.graph)
+    assert (names.count("addmm"), names.count("mm"), names.count("sub_")) == (1, 1, 2)
+    assert recording.graph.parameters == WIDTH * WIDTH + WIDTH
 
 
 def test_a_single_update_is_recorded_from_the_first_forward_pass() -> None:
@@ -273,6 +294,8 @@ def test_numbers_that_are_logged_or_checked_decide_nothing() -> None:
             if not loss.item() < 1e9:
                 raise RuntimeError("the loss is too large")
             text += f"{loss:.2f}"
+            kept = copy.deepcopy([loss.item()])
+            assert pickle.loads(pickle.dumps(kept)) == json.loads(json.dumps(kept)) == [loss.item()]
     assert text.startswith("1.001.00")
     assert len(recording.iterations) == 1
 
@@ -458,6 +481,20 @@ def test_objects_of_other_ranks_are_those_of_this_one() -> None:
     assert (sent, received, collected) == (["a"], ["b"], ["d", "d"])
 
 
+@pytest.mark.filterwarnings("ignore:the iteration has no collective")
+def test_states_of_random_numbers_may_come_from_another_rank() -> None:
+    """As Accelerate shares those of its samplers."""
+    with record(ranks=2):
+        generator = torch.Generator()
+        state = generator.get_state().cuda()
+        dist.broadcast(state, 0)
+        generator.set_state(state.cpu())
+        torch.set_rng_state(state.cpu())
+        model, updates = make_model("cuda")
+        while True:
+            train(model, updates)
+
+
 def test_a_loop_without_collectives_is_told_of_them() -> None:
     with pytest.warns(UserWarning, match="no collective between its 2 ranks"), record(ranks=2):
         model, updates = make_model("cuda")
@@ -480,6 +517,7 @@ def test_files_of_weights_are_not_written_and_files_of_the_user_are(tmp_path: Pa
         model, updates = make_model("cuda")
         while True:
             train(model, updates)
+            assert model.weight.untyped_storage().data_ptr() != 0
             torch.save(model.state_dict(), weights)
             torch.save({"width": WIDTH}, settings)
     assert old == (2,)

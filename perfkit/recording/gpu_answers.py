@@ -201,6 +201,11 @@ class _GpuGenerator(torch.Generator, metaclass=_AnyGenerator):
         """The device that it was made for."""
         return self.named
 
+    def set_state(self, new_state: Any) -> Any:
+        """Set the state; one that is not known, as of another rank, changes nothing."""
+        known = getattr(new_state, "constant", new_state)
+        return self if known is None else compute(super().set_state, known)
+
 
 def _patch_random_states() -> list[Patch]:
     """Functions of `torch.cuda` for the state of its random numbers, which are drawn on the
@@ -210,10 +215,12 @@ def _patch_random_states() -> list[Patch]:
         state: Tensor = compute(torch.get_rng_state)
         return state
 
+    set_here = torch.set_rng_state
+
     def set_rng_state(new_state: Any, *_: Any, **__: Any) -> None:
         known = getattr(new_state, "constant", new_state)
         if known is not None:
-            compute(torch.set_rng_state, known)
+            compute(set_here, known)
 
     def get_rng_state_all() -> list[Tensor]:
         return [get_rng_state()]
@@ -222,6 +229,10 @@ def _patch_random_states() -> list[Patch]:
         for state in new_states:
             set_rng_state(state)
 
+    reason = "states of random numbers that another rank has sent are not known"
+    patches = [
+        Patch(owner, "set_rng_state", set_rng_state, reason) for owner in (torch, torch.random)
+    ]
     replacements = {
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,
@@ -230,7 +241,9 @@ def _patch_random_states() -> list[Patch]:
         "initial_seed": torch.initial_seed,
     }
     reason = "steps that keep the state of random numbers look for a GPU that is not there"
-    return [Patch(torch.cuda, name, value, reason) for name, value in replacements.items()]
+    for owner in (torch.cuda, torch.cuda.random):
+        patches += [Patch(owner, name, value, reason) for name, value in replacements.items()]
+    return patches
 
 
 def _patch_current_gpu(places: Places) -> list[Patch]:

@@ -3,7 +3,7 @@ columns of a graph."""
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
@@ -182,6 +182,8 @@ class Recorder(TorchDispatchMode):
         self.places = Places(self.values, accelerator)  # which tensors are on the host
         self.packing = False  # whether a hook of the user saves a tensor for the backward pass
         self._copying = False  # whether a tensor is copied between host and GPU
+        # called after each backward pass
+        self.at_end_of_backward: Callable[[], None] | None = None
         self.lost = ""  # what a thread of the step does that the capture cannot follow
         self.answers: dict[Question, bool] = {}  # usual answers to questions of the step
         self.checks: set[Question] = set()  # those that raise an error after the other answer

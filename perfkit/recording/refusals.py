@@ -247,6 +247,13 @@ class Unknown(float):
         later = self._find_later(others[0] if others else None)
         return Unknown(float(self), later)
 
+    def __deepcopy__(self, _: Any) -> "Unknown":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a file it is a plain number."""
+        return float, (float(self),)
+
     def _compare(self, compare: Callable[[float, float], bool], other: Any) -> bool:
         if not isinstance(other, int | float):
             return NotImplemented

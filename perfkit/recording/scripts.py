@@ -26,6 +26,7 @@ from perfkit.recording.comparisons import (
 )
 from perfkit.recording.places import NEUTRAL, Gpu
 from perfkit.recording.recorder import Recorder
+from perfkit.recording.sandbox import find_alive
 from perfkit.recording.scripts_answers import answer_scripts
 from perfkit.recording.steps import (
     EMPTY,
@@ -62,7 +63,12 @@ ONE_UPDATE = (
 )
 NO_OPTIMIZER = (
     "the loop ended without an update of an optimizer of PyTorch, and an iteration is what lies between two; record a "
-    "loop that trains with torch.optim, or capture its step by pk.capture"
+    "loop that trains, or capture its step by pk.capture"
+)
+#: What is said of a loop that updates its weights by itself.
+BY_HAND = (
+    "the loop has no optimizer of PyTorch; an iteration is what lies between the ends of two backward passes, also if the "
+    "gradients of several passes are added up for one update"
 )
 NO_COLLECTIVE = (
     "the iteration has no collective between its {} ranks; for data-parallel training wrap the model in "
@@ -117,7 +123,8 @@ class Recording(RecordedLoop):
         self._first: Any = None  # the first optimizer that updates
         self._lone: Graph | None = None  # of what leads to the first update
         self._depth = 0  # how often its method `step` has called itself, as that of a derived class
-        self._updates = 0
+        self._is_by_hand: bool | None = None  # whether the loop has no optimizer, once it is known
+        self._updates = 0  # or backward passes of a loop without an optimizer
         self._is_over = False  # whether enough is recorded
         self._trails: list[Trail] = []  # of each kind of iteration
         self._line = ""  # where the loop first reads a computed number
@@ -136,6 +143,7 @@ class Recording(RecordedLoop):
             raise ValueError(f"{self.name} was recorded before; make another recording")
         recorder = Recorder(accelerator=self._device != "cpu")
         self._recorder = recorder
+        recorder.at_end_of_backward = self._end_backward
         recorder.places.gpu = self._gpu
         recorder.places.tells_packages = self._to_packages
         with ExitStack() as stack:
@@ -193,13 +201,26 @@ class Recording(RecordedLoop):
             self._depth += 1
 
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
-        """End an iteration, and begin the next one unless enough are recorded."""
+        """End an iteration after an update of the first optimizer."""
         recorder = self._recorder
         if optimizer is not self._first or recorder is None:
             return
         self._depth -= 1
-        if self._depth > 0:
+        if self._depth == 0:
+            self._end_iteration(recorder)
+
+    def _end_backward(self) -> None:
+        """End an iteration of a loop without an optimizer after its backward pass."""
+        recorder = self._recorder
+        if self._first is not None or recorder is None:
             return
+        if self._is_by_hand is None:
+            self._is_by_hand = not find_alive(Optimizer)
+        if self._is_by_hand:
+            self._end_iteration(recorder)
+
+    def _end_iteration(self, recorder: Recorder) -> None:
+        """End an iteration, and begin the next one unless enough are recorded."""
         if recorder.lost:
             raise ValueError(recorder.lost)
         if self._is_over:  # a loop that goes on after all errors
@@ -289,6 +310,8 @@ class Recording(RecordedLoop):
         if not self._updates:
             raise ValueError(NO_OPTIMIZER)
         notes = [*self._unused]
+        if self._is_by_hand:
+            notes.append(BY_HAND)
         if not self._graphs and self._lone is not None:
             self._graphs, self._counts = [self._lone], [1]
             notes.append(ONE_UPDATE)

@@ -227,15 +227,35 @@ def _patch_files(recorder: Any, ranks: int) -> list[Patch]:
         reason = "a script replaces its file of weights by one without numbers"
         patches.append(Patch(owner, writer.name, write, reason))
     patches += _patch_pictures(recorder)
-    load = torch.load
+    load, find_address = torch.load, torch.UntypedStorage.data_ptr
+
+    def get_address(storage: Any) -> int:
+        """The address of a storage, or a number of its own in place of it."""
+        try:
+            return find_address(storage)
+        except RuntimeError:  # it has no contents
+            return int(storage._cdata)
 
     def load_here(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Read a file of weights, whichever GPU they were on."""
         here = find_storing_device(map_location or "cpu", sys._getframe(1))
         return load(f, here, *args, **kwargs)
 
-    reason = "files of weights on a GPU cannot be read where there is none"
-    return [*patches, Patch(torch, "load", load_here, reason)]
+    return [
+        *patches,
+        Patch(
+            torch,
+            "load",
+            load_here,
+            reason="files of weights on a GPU cannot be read where there is none",
+        ),
+        Patch(
+            torch.UntypedStorage,
+            "data_ptr",
+            get_address,
+            reason="what finds weights that share memory before it saves them raises an error",
+        ),
+    ]
 
 
 def _patch_pictures(recorder: Any) -> list[Patch]:

@@ -845,7 +845,10 @@ def list_patches(
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         """Code of the user in the backward pass is seen like that in the forward pass."""
         with _see_calls(recorder):
-            return torch.autograd.graph._engine_run_backward(*args, **kwargs)
+            out = torch.autograd.graph._engine_run_backward(*args, **kwargs)
+        if recorder.at_end_of_backward is not None and torch._C._current_graph_task_id() == -1:
+            recorder.at_end_of_backward()
+        return out
 
     def has_no_hooks() -> bool:
         return False
