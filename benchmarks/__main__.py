@@ -135,6 +135,7 @@ def _list_arguments(
     yield "placement", shorten("--quick")
     yield "plan_limits", shorten("--quick")
     yield "captures", []
+    yield "scripts", []
     yield "gpu_vision", []
     yield "encoders", []
     yield "walk", []

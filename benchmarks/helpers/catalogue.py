@@ -245,6 +245,16 @@ BENCHMARKS = (
         is_estimated=True,
     ),
     Benchmark(
+        "scripts",
+        "Which training scripts of a folder of yours are captured as they are, and is it what they run?",
+        "",
+        120,
+        (Need.TORCH,),
+        "",
+        "",
+        is_estimated=True,
+    ),
+    Benchmark(
         "peers",
         "How many questions do perfkit and other closed-form tools answer in a second?",
         "",

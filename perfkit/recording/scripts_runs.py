@@ -112,7 +112,7 @@ def record_program(program: Program, recording: Recording) -> Recording:
     code: Any = None
     failure: BaseException | None = None
     try:
-        with recording, _set_up(program):
+        with recording, set_up(program):
             try:
                 program.run()
             except SystemExit as error:
@@ -136,7 +136,7 @@ def record_program(program: Program, recording: Recording) -> Recording:
 
 
 @contextmanager
-def _set_up(program: Program) -> Iterator[None]:
+def set_up(program: Program) -> Iterator[None]:
     """Arguments and folders as Python sets them for its main program; put back afterwards."""
     before = sys.argv, sys.path[:], os.getcwd(), sys.modules["__main__"]
     first = "" if program.path is None else str(Path(program.path).resolve().parent)
