@@ -996,9 +996,9 @@ def make_by_old_types() -> Any:
     return torch.cuda.FloatTensor(4)
 
 
-def take_a_snapshot() -> Any:
-    """What lies where in the memory of a GPU."""
-    return torch.cuda.memory_snapshot()
+def delay_a_stream() -> Any:
+    """A kernel that waits, as tests of overlap use it."""
+    return torch.cuda._sleep(1000)
 
 
 @pytest.mark.parametrize(
@@ -1008,7 +1008,7 @@ def take_a_snapshot() -> Any:
         (divide_by_types, "use torch.distributed.fsdp.fully_shard"),
         (attend_by_scores, "use torch.nn.functional.scaled_dot_product_attention"),
         (make_by_old_types, "name the device instead"),
-        (take_a_snapshot, "leave this call out"),
+        (delay_a_stream, "leave this call out"),
     ],
 )
 def test_what_needs_a_gpu_is_refused_in_a_line(make_step: Any, advice: str) -> None:

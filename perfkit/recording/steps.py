@@ -757,7 +757,8 @@ def find_unused_optimizers(recorder: Recorder) -> list[str]:
             if recorder.values.fake
             in (getattr(p, "fake_mode", None), getattr(p.grad, "fake_mode", None))
         ]
-        if own and not any(id(p) in updated for p in own):
+        has_gradients = any(getattr(p, "grad", None) is not None for p in own)
+        if has_gradients and not any(id(p) in updated for p in own):
             return [NO_UPDATE.format(type(optimizer).__name__)]
     return []
 
