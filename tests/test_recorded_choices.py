@@ -145,6 +145,60 @@ def test_counts_that_do_not_divide_add_up() -> None:
     assert numbers[:3] == [[3, 3, 2, 2, 0, 0], [0, 1, 2, 3], [10, 30]]
 
 
+# -- numbers of chosen alternatives
+
+
+def take_column(scores: Any) -> Any:
+    places = scores.mean(0).topk(2).indices
+    return scores[:, places[0].item()].sum() + scores[:, places[1]].sum()
+
+
+def shift(scores: Any) -> Any:
+    return scores.roll(-int(scores[0].argmax()), 0).sum()
+
+
+def take_from_a_list(scores: Any) -> Any:
+    action = torch.distributions.Categorical(logits=scores[0]).sample().item()
+    return scores.sum() * [0.1, 0.2, 0.3, 0.4][action]
+
+
+def take_some_rows(scores: Any) -> Any:
+    return scores[: scores[0].argmax().item()].sum()
+
+
+def end_at_a_token(scores: Any) -> Any:
+    return scores.sum() * 2 if scores[0].argmax().item() == 2 else scores.sum()
+
+
+def end_behind_a_token(scores: Any) -> Any:
+    return scores.sum() * 2 if int(scores[0].argmax() + 1) > 3 else scores.sum()
+
+
+def take_a_layer(scores: Any) -> Any:
+    return [nn.ReLU(), nn.Identity()][scores[:2, 0].argmax().item()](scores).sum()
+
+
+def use_scores(use: Callable[[Any], Any]) -> Callable[[], Any]:
+    """A step whose loss is what `use` makes of its scores, (4, 4)."""
+
+    def make_step() -> Callable[[], None]:
+        net, x = nn.Linear(4, 4), torch.ones(4, 4)
+        return lambda: use(net(x)).backward()
+
+    return make_step
+
+
+@pytest.mark.parametrize("use", [take_column, shift, take_from_a_list])
+def test_a_chosen_place_may_be_used_where_no_size_depends_on_it(use: Any) -> None:
+    assert not capture(use_scores(use)).notes
+
+
+@pytest.mark.parametrize("use", [take_some_rows, end_at_a_token, end_behind_a_token, take_a_layer])
+def test_a_chosen_place_does_not_decide(use: Any) -> None:
+    with pytest.raises(ValueError, match=r"capture computes no values.*test_recorded_choices"):
+        capture(use_scores(use))
+
+
 # -- arrays of computed numbers
 
 

@@ -85,7 +85,7 @@ class Choices:
         results = [*walk_tensors(out)]
         if not results:
             return
-        if name in ("topk", "argmax", "argmin"):
+        if name in ("topk", "argmax", "argmin", "multinomial"):
             self._begin(name, args, results)
             return
         if name in _SPREADING and self.find_alternatives(args[2]) is not None:
@@ -115,10 +115,12 @@ class Choices:
 
     def _begin(self, name: str, args: Sequence[Any], results: list[Tensor]) -> None:
         """Note the numbers of chosen alternatives, and the least score of those."""
-        dim = args[2] if name == "topk" else args[1]
-        if dim is None:
-            return
-        count = max(args[0].shape[dim], 1)
+        dim = args[1]
+        if name == "topk":
+            dim = args[2]
+        elif name == "multinomial":
+            dim = -1
+        count = max(args[0].numel() if dim is None else args[0].shape[dim], 1)
         self._alternatives[self._number()(results[-1])] = count
         if name == "topk":
             self._thresholds[self._number()(results[0])] = args[1] / count

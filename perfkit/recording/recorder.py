@@ -309,7 +309,7 @@ class Recorder(TorchDispatchMode):
             return out
         self.places.note_result(schema.name, given, out, computed=self.on and not schema.view)
         if not (self.agreeing or schema.view):
-            self.trail.append(schema.name, out)
+            self.trail.append(schema.name, given, out)
         if self.on and not self.agreeing:
             # weights that are exchanged after their update begin no forward pass
             moved = schema.view or func.namespace == "c10d"

@@ -34,7 +34,8 @@ _PYTHON = str(Path(traceback.__file__).parent)
 #: Messages of `refuse`: {0} is the line of the step, {1} the operation.
 NEEDED = (
     "capture computes no values, and the step needs one in {0}; sizes and branches may depend on whole numbers that "
-    "are passed, such as indices and lengths, and on small tensors that are filled or drawn; otherwise use "
+    "are passed, such as indices and lengths (of 16,777,216 at most), and on small tensors that are filled or drawn (of "
+    "1,048,576 numbers at most); otherwise use "
     "torch.where or fixed sizes, or capture each branch as a step of its own"
 )
 _UNTOLD = "capture computes no values, and {1} in {0} has no rule for fake tensors; add torch.library.register_fake"
@@ -205,7 +206,7 @@ def explain(error: Exception) -> str | None:
         has_no_rule = any(part in message for part in _NO_RULE_SAID)
         return _NO_RULE if has_no_rule else None
     # PyTorch was given a computed number as a size
-    if isinstance(error, TypeError) and Unknown.__name__ in message:
+    if isinstance(error, TypeError | IndexError) and Unknown.__name__ in message:
         return NEEDED
     return None
 
@@ -300,6 +301,56 @@ class Unknown(float):
     __pow__ = _combine
     __rpow__ = _combine
     __hash__ = float.__hash__
+
+
+class UnknownIndex(int):
+    """The number of a chosen alternative, such as a place in a row, which was not computed. A step may
+    index by it; what it compares with is noted, as for `Unknown`.
+
+    Parameters
+    ----------
+    number : int
+        What it counts as in this call of the step [-].
+    trail : Trail
+        The call in which it was computed.
+    """
+
+    trail: Any
+
+    def __new__(cls, number: int, trail: Any) -> Self:
+        """A number that counts as this one."""
+        made = super().__new__(cls, number)
+        made.trail = trail
+        return made
+
+    def _compare(self, compare: Callable[[Any, Any], bool], other: Any) -> bool:
+        if isinstance(other, int | float) and not isinstance(other, UnknownIndex):
+            self.trail.bounds.append(float(other))
+        return compare(int(self), other)
+
+    def _combine(self, combine: Callable[[Any, Any], Any], other: Any) -> Any:
+        made = combine(int(self), other)
+        return UnknownIndex(made, self.trail) if type(made) is int else made
+
+    def _combine_from_right(self, combine: Callable[[Any, Any], Any], other: Any) -> Any:
+        made = combine(other, int(self))
+        return UnknownIndex(made, self.trail) if type(made) is int else made
+
+    __lt__ = partialmethod(_compare, operator.lt)
+    __le__ = partialmethod(_compare, operator.le)
+    __gt__ = partialmethod(_compare, operator.gt)
+    __ge__ = partialmethod(_compare, operator.ge)
+    __eq__ = partialmethod(_compare, operator.eq)
+    __ne__ = partialmethod(_compare, operator.ne)
+    __add__ = partialmethod(_combine, operator.add)
+    __sub__ = partialmethod(_combine, operator.sub)
+    __mul__ = partialmethod(_combine, operator.mul)
+    __floordiv__ = partialmethod(_combine, operator.floordiv)
+    __mod__ = partialmethod(_combine, operator.mod)
+    __radd__ = partialmethod(_combine_from_right, operator.add)
+    __rsub__ = partialmethod(_combine_from_right, operator.sub)
+    __rmul__ = partialmethod(_combine_from_right, operator.mul)
+    __hash__ = int.__hash__
 
 
 class UnknownArray(np.ndarray[Any, Any]):

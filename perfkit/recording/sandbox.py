@@ -39,6 +39,7 @@ _EXPLAINED = (
     ValueError,
     AssertionError,
     AttributeError,
+    IndexError,
 )
 
 

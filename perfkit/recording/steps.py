@@ -48,6 +48,7 @@ from perfkit.recording.refusals import (
     OFFLOADED,
     Unknown,
     UnknownArray,
+    UnknownIndex,
     check_step,
     find_caller,
     find_line,
@@ -203,6 +204,8 @@ class _Calls(TorchFunctionMode):
             args, kwargs = self._read_elements(func, args, kwargs)
         if getattr(func, "__name__", "") == "_pad_packed_sequence":
             return pad_packed_sequence(*args, **kwargs)
+        if func is Tensor.__getitem__:
+            args = (args[0], self._read_places(args[1]))
         if func in _COMPARING:
             return self._compare_whole(func, *args, **kwargs)
         if func is Tensor.backward:
@@ -348,6 +351,8 @@ class _Calls(TorchFunctionMode):
             self.recorder.read(args[0])
             trail = self.recorder.trail
             trail.read = trail.read or find_line()
+            if func is Tensor.item and self.recorder.values.choices.find_alternatives(args[0]):
+                return self._choose_index(args[0])
             number = trail.count_read()
             return Unknown(number, trail) if func is Tensor.item else number
         is_asked = func is Tensor.__bool__ or (func is Tensor.item and dtype is torch.bool)
@@ -357,6 +362,8 @@ class _Calls(TorchFunctionMode):
             self.recorder.read(args[0])
             trail = self.recorder.trail
             trail.read = trail.read or find_line()
+            if self.recorder.values.choices.find_alternatives(args[0]):
+                return int(self._choose_index(args[0]))
             return int(Unknown(trail.count_read(), trail))
         if func not in (Tensor.numpy, Tensor.__array__) or dtype.is_complex:
             raise DataDependentOutputException(func)
@@ -364,6 +371,23 @@ class _Calls(TorchFunctionMode):
         array = _make_array(args[0], self.recorder.trail.trial.number)
         array.trail, array.line = self.recorder.trail, find_line()
         return array
+
+    def _choose_index(self, tensor: Tensor) -> UnknownIndex:
+        """The number of a chosen alternative: one of those that there are."""
+        trail = self.recorder.trail
+        last = (self.recorder.values.choices.find_alternatives(tensor) or 1) - 1
+        return UnknownIndex(int(max(0, min(last, trail.count_read()))), trail)
+
+    def _read_places(self, places: Any) -> Any:
+        """Places in a tensor; PyTorch reads one that is a tensor of one computed number."""
+        parts = places if isinstance(places, tuple) else (places,)
+        choices = self.recorder.values.choices
+        read = []
+        for part in parts:
+            is_number = isinstance(part, FakeTensor) and not part.dim() and part.constant is None
+            is_chosen = is_number and choices.find_alternatives(part) is not None
+            read.append(self._ask(Tensor.item, (part,), {}) if is_chosen else part)
+        return tuple(read) if isinstance(places, tuple) else read[0]
 
 
 def _make_array(tensor: Tensor, number: float) -> UnknownArray:

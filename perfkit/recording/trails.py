@@ -1,5 +1,6 @@
 """What one call of a step does, in brief, and what computed numbers and questions count as in it."""
 
+from collections.abc import Sequence
 from itertools import count
 from math import inf
 from typing import Any, NamedTuple
@@ -60,7 +61,7 @@ class Trail:
         self.order = next(_ORDER)  # later trails have larger numbers
         self.updating = 0  # how many optimizers are at work now
         self.steps = 0  # calls of optimizers
-        self.operations: list[Any] = []  # names and shapes of results outside of optimizers
+        self.operations: list[Any] = []  # names and shapes outside of optimizers
         self.updates: list[Any] = []  # the same inside of optimizers
         self.called = False  # whether a call of the step has begun
         self.read = ""  # line where the step first reads a computed number
@@ -94,9 +95,10 @@ class Trail:
         self.kept = self.kept or line
         return self.trial.better
 
-    def append(self, name: str, out: Any) -> None:
-        """Note an operation."""
-        shapes = tuple(tensor.shape for tensor in walk_tensors(out))
+    def append(self, name: str, given: Sequence[Any], out: Any) -> None:
+        """Note an operation with the tensors that it is given and its results: a sum has one number,
+        however many it adds up."""
+        shapes = tuple(tensor.shape for tensor in (*given, *walk_tensors(out)))
         operations = self.updates if self.updating else self.operations
         operations.append((name, shapes))
         if len(operations) > self.trial.longest:
