@@ -146,7 +146,7 @@ def test_together_is_no_sum() -> None:
     assert max(fix.gain for fix in fixes.together) <= fixes.gain + 1e-9
     assert fixes.table()["gain_s"].is_sorted(descending=True)
     assert fixes.headline() in fixes.explain()
-    assert "together:" in fixes.explain()
+    assert "  together, " in fixes.explain()
 
 
 def test_the_replay_gives_back_the_steps_of_the_event_loop(tmp_path: Path) -> None:

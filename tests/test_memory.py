@@ -322,10 +322,10 @@ def test_one_rank_has_no_communicator_and_a_cpu_no_reserve() -> None:
     alone = memory(SMALL, GPU)
     assert alone.reserve == pytest.approx(0.5 * 2**30 + 0.04 * alone.total)
     assert memory(SMALL, CPU).reserve == 0
-    rows = dict(next(iter(pk.predict(SMALL, GPU).sections()))[1])
+    rows = dict(dict(pk.predict(SMALL, GPU).sections())["Time and memory"])
     most = 1.13 * alone.total + 0.5 * 2**30
     assert alone.reserved_range[1] == pytest.approx(most)
     assert rows["with its reserve"].startswith(f"{format_bytes(alone.reserved)} (")
     assert rows["with its reserve"].endswith(f" to {format_bytes(most)} in half of public logs)")
-    on_cpu = dict(next(iter(pk.predict(SMALL, CPU).sections()))[1])
+    on_cpu = dict(dict(pk.predict(SMALL, CPU).sections())["Time and memory"])
     assert "with its reserve" not in on_cpu

@@ -267,7 +267,8 @@ def test_a_device_to_which_fits_do_not_carry_over_is_refused() -> None:
     ):
         ZEN.with_datasheet(ZEN)
     with pytest.raises(
-        ValueError, match=r"platform is 'h300-sxm'; known are .*, a100-sxm, .*did you mean"
+        ValueError,
+        match=r"platform is 'h300-sxm'; did you mean 'h200-sxm'. known are .*, a100-sxm, ",
     ):
         NODE.with_datasheet("h300-sxm")
 

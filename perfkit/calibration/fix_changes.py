@@ -236,8 +236,7 @@ def speed_up(run: Run, case: Case, numbers: Iterable[int], factor: float = 2.0) 
     return changed
 
 
-#: Start-up of a collective among the ranks of a node or of a few nodes at most [s]: the largest of
-#: the gallery's curves for 8 to 64 ranks, to two digits.
+#: Start-up of a collective among the ranks of a node or of a few nodes at most [s]: a choice.
 _START_UP = 60e-6
 
 

@@ -36,8 +36,8 @@ from perfkit.calibration.fix_changes import (
 )
 from perfkit.calibration.replay_links import Recorded, record_run
 from perfkit.calibration.replay_run import Beside, Run, replay, sort_items
-from perfkit.ground.results import Picture, Sections, Table, Tabular
-from perfkit.ground.units import format_bytes, format_time
+from perfkit.ground.results import Picture, Sections, Table, Tabular, write_notes
+from perfkit.ground.units import format_bytes, format_interval, format_time
 
 #: Contention of kernels with collectives beside them, where the trace does not show it, at least,
 #: most likely and at most [-]: none, and what was fitted to published steps of H100 and A100
@@ -45,10 +45,10 @@ from perfkit.ground.units import format_bytes, format_time
 _CONTENTIONS = (0.0, 0.3, 0.55)
 #: Changes that save less than this share of an iteration are counted, not listed [-].
 _LEAST_SHARE = 0.005
-#: Share of a gain by which replays miss it even if all is known [-]: the median on the development
-#: seeds of `benchmarks.fixes`, for removed slow ranks.
+#: Share of a gain by which replays miss it even if all is known [-]: a choice, looked at on the
+#: development seeds of `benchmarks.fixes`.
 _OFF = 0.04
-#: The same of overlap, where the order of collectives changes [-]: that of the first 80 seeds.
+#: The same of overlap, where the order of collectives changes [-]: a choice, too.
 _OFF_OVERLAPPED = 0.3
 #: Half the width of an 80 % interval of a mean step, as a share of it [-]: of a single step, and at
 #: least; steps of public traces of V100 and A100 differ by 0.5 to 1.4 %.
@@ -191,20 +191,14 @@ class Fixes(Tabular):
         """
         lines = [self.headline()]
         for place, fix in enumerate(self.fixes[:most], 1):
-            interval = _write_interval(fix.low, fix.high)
-            share = fix.gain / self.replayed
-            lines.append(
-                f"  {place}. {fix.what}: {format_time(fix.gain)} less ({share:.0%}; {interval})"
-            )
+            gain = format_interval(fix.gain, fix.low, fix.high)
+            lines.append(f"  {place}. {fix.what}: {gain} less, {fix.gain / self.replayed:.0%}")
             lines.append(f"     {fix.words} {fix.advice}")
         if len(self.together) > 1:
             names = " + ".join(fix.what for fix in self.together)
-            interval = _write_interval(self.low, self.high)
-            share = self.gain / self.replayed
-            lines.append(
-                f"  together: {names}: {format_time(self.gain)} less ({share:.0%}; {interval})"
-            )
-        lines += [f"  note: {text}" for text in self.warnings]
+            gain = format_interval(self.gain, self.low, self.high)
+            lines.append(f"  together, {names}: {gain} less, {self.gain / self.replayed:.0%}")
+        lines += write_notes("note", self.warnings)
         return "\n".join(lines)
 
     def sections(self) -> Sections:
@@ -225,18 +219,11 @@ class Fixes(Tabular):
         if not self.fixes:
             return f"of an iteration of {format_time(self.replayed)}, no change of those tried saves 0.5 %"
         first = self.fixes[0]
-        return (
-            f"of an iteration of {format_time(self.replayed)}, {first.what} would save most: "
-            f"{format_time(first.gain)} ({_write_interval(first.low, first.high)})"
-        )
+        gain = format_interval(first.gain, first.low, first.high)
+        return f"{first.what} would save most: {gain} of {format_time(self.replayed)}"
 
     def __repr__(self) -> str:
         return self.headline()
-
-
-def _write_interval(low: float, high: float) -> str:
-    """An interval in words."""
-    return f"{format_time(low)} to {format_time(high)}"
 
 
 class _Candidate(NamedTuple):

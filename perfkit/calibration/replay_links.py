@@ -20,14 +20,13 @@ from perfkit.ground.results import Table
 from perfkit.readers.kineto import MARK, TraceFile
 
 _S = 1e-9
-#: Two times of one device, or of it and its host, are equal within this [s]: what a kernel needs to
-#: begin after another one is 1 to 2 µs on V100 (public traces of a recommender and a ResNet-50).
+#: Two times of one device, or of it and its host, are equal within this [s]: a choice, about what a
+#: kernel needs to begin after another one.
 _EQUAL = 2e-6
 #: From the end of what a stream waited for to the begin of its next work, and from the end of work
-#: to the return of a call that waited for it, at most [s]: events pass in 2 to 15 µs there.
+#: to the return of a call that waited for it, at most [s]: a choice.
 _LATEST = 20e-6
-#: A launch is with its device after this time at most [s]: 5 to 10 µs on V100 and A100 in the same
-#: traces.
+#: A launch is with its device after this time at most [s]: a choice.
 _LONGEST_LATENCY = 12e-6
 #: Gaps on a stream up to this are of the device alone [s].
 _LARGEST_GAP = 5e-6

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 #: Times that work beside collectives is timed again, each time with the overlap of the time before
-#: [-]: a choice; a fourth time moves 40 drawn iterations by less than 0.1 %.
+#: [-]: a choice.
 _PASSES = 2
 
 

@@ -106,10 +106,10 @@ def format_interval(seconds: float, low: float, high: float) -> str:
     written = []
     for end in ends:
         shown = float(f"{end / factor:.3g}")
-        if not (0.01 <= shown < 10_000):
+        if shown != 0 and not 0.01 <= abs(shown) < 10_000:
             low_text, high_text = map(format_time, ends)
             return f"{text} ({low_text} to {high_text})"
-        written.append(f"{shown:.0f}" if shown >= 1000 else f"{shown:g}")
+        written.append(f"{shown:.0f}" if abs(shown) >= 1000 else f"{shown:g}")
     return f"{text} ({written[0]} to {written[1]})"
 
 
