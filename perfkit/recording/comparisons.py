@@ -28,7 +28,7 @@ MOST_BOUNDS = 8
 #: What is said of a step that reads a computed number and decides by it.
 DECIDED = (
     "capture computes no values, and the step decides by one that it reads in {}; use torch.where, or capture each "
-    "branch as a step of its own"
+    "branch as a step of its own; of whole numbers that are passed, 16,777,216 at most are known"
 )
 #: What is said of calls that differ.
 DRAWN = (
