@@ -129,6 +129,31 @@ def test_rings_over_two_nodes_give_the_link_to_all_collectives() -> None:
     assert times[0] == pytest.approx(times[1], rel=0.05)
 
 
+def test_an_all_to_all_alone_gives_the_link_and_says_what_it_contradicts() -> None:
+    """Half of the bytes cross between two nodes: 25.2 GB/s are 12.6 GB/s of each rank, not 50."""
+    base = NODE.with_nodes(2, network="p5")
+    log = write_log(1e-4 + SIZES / 25.2e9, 2, "all_to_all")
+    with pytest.warns(UserWarning, match=r"shows 12\.6 GB/s .* 50 GB/s of EFA of AWS p5"):
+        logged = add_curves(base, log, source="made", date="")
+    assert logged.network.links["inter"].bandwidth.value == pytest.approx(12.6e9, rel=0.02)
+    with keep_quiet():
+        cluster, without = (platform.with_nodes(64) for platform in (logged, base))
+        slow = cluster.price_collective("all_gather", LARGE, 512)
+        fast = without.price_collective("all_gather", LARGE, 512)
+    assert slow.time[0] / fast.time[0] > 2
+    assert any("12.6 GB/s" in note and "50 GB/s" in note for note in slow.notes)
+    assert not any("contradict" in note for note in fast.notes)
+
+
+def test_a_pair_of_ranks_alone_shows_no_link() -> None:
+    """On ten nodes of a healthy system a send_recv has 15 GB/s where rings have 40."""
+    base = NODE.with_nodes(2, network="p5")
+    log = write_log(1e-4 + SIZES / 15.1e9, 2, "send_recv")
+    with pytest.warns(UserWarning, match=r"no log shows the link .* 15\.1 GB/s, the 50 GB/s"):
+        logged = add_curves(base, log, source="made", date="")
+    assert logged.network.links["inter"].bandwidth.value == 50e9
+
+
 def test_the_interval_of_a_step_grows_with_its_exposed_messages(monkeypatch) -> None:
     model = pk.Transformer.preset("gpt2", batch=128, sequence=256, dtype="bf16")
     cluster = NODE.with_nodes(16)

@@ -617,11 +617,14 @@ class LinkedRail(CollectiveCost):
         Time per byte [s/B].
     growth : float, optional
         Extra spread, as more nodes take part than the link is known for [-].
+    notes : tuple of str, optional
+        Warnings about the link.
     """
 
     alpha: float
     beta: float
     growth: float = 0.0
+    notes: tuple[str, ...] = ()
 
     def time(self, nbytes: Array) -> Array:
         """Times over the link [s]."""
@@ -633,7 +636,7 @@ class LinkedRail(CollectiveCost):
         numbers = f"alpha = {self.alpha:.4g} s, beta = {self.beta:.4g} s/B"
         formula = f"pipelined over the link, {numbers}"
         spread = np.hypot(guess_spread(self.alpha, time), self.growth)
-        return CollectiveTime(time, {}, formula, spread)
+        return CollectiveTime(time, {}, formula, spread, self.notes)
 
 
 #: A stage between nodes.

@@ -29,6 +29,8 @@ from perfkit.platform.machine import Machine
 SIGMA_OF_LAW, SIGMA_BETWEEN_COUNTS, SIGMA_BEYOND_COUNTS = 0.05, 0.1, 0.15
 #: How the note of a fit of rails begins that is only a bound.
 LOWER_BOUND = "lower bound"
+#: How the source of a link between nodes begins that logs show to be far slower than its network.
+CONTRADICTED = "logs contradict the network"
 #: Nodes of an all_reduce that says nothing of more nodes: NCCL may take a tree there, whose bytes cross
 #: once between two nodes, and more often between more (NVIDIA/nccl-tests issues 169 and 196,
 #: NVIDIA/nccl issue 1031) [-].
@@ -80,6 +82,12 @@ def find_start_up(machine: Machine, operation: str, ranks: int | Array, algorith
 def is_bound(fit: Fit) -> bool:
     """Whether a fit of rails only bounds the link between nodes."""
     return any(note.startswith(LOWER_BOUND) for note in fit.notes)
+
+
+def doubt_link(link: Link) -> tuple[str, ...]:
+    """Warnings about a link between nodes: that logs show another than its network has."""
+    source = link.bandwidth.source
+    return (source,) if source.startswith(CONTRADICTED) else ()
 
 
 def count_measured_nodes(machine: Machine) -> int | None:

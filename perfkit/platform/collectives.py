@@ -41,6 +41,7 @@ from perfkit.platform.collective_costs import (
     TwoLevels,
 )
 from perfkit.platform.collective_fits import (
+    doubt_link,
     find_fitted_cost,
     find_link,
     find_start_up,
@@ -337,7 +338,8 @@ def _make_rail(machine: Machine, operation: str, nodes: int, fitted: FittedCost 
         return FittedRail(fitted, start_up, link_is_known="inter" in machine.network.links)
     link = find_link(machine, "inter", operation, f"over {nodes} nodes")
     beta = float(forms.bus_factor(operation, nodes)) / link.bandwidth.value
-    return LinkedRail(alpha=start_up, beta=beta, growth=grow_beyond(machine, nodes))
+    growth = grow_beyond(machine, nodes)
+    return LinkedRail(alpha=start_up, beta=beta, growth=growth, notes=doubt_link(link))
 
 
 class _RingLinks(NamedTuple):

@@ -42,12 +42,13 @@ from perfkit.models.roofline import (
     gemm_flops,
 )
 from perfkit.platform.collective_costs import (
+    ALL_TRANSFER,
     LARGEST_START_UP,
     SIGMA_START_UP,
     FittedCost,
     FittedCurve,
 )
-from perfkit.platform.collective_fits import LOWER_BOUND, find_fitted_cost, is_bound
+from perfkit.platform.collective_fits import CONTRADICTED, LOWER_BOUND, find_fitted_cost, is_bound
 from perfkit.platform.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import find_models, is_same_device, load_platform
@@ -1106,6 +1107,7 @@ def add_curves(
     if not any(Key.parse(key).algorithm == "rail" for key in fits):
         wider = assemble(wider, collectives=fit_rails(frame, wider, source=source, date=date))
         wider = _add_ring_link(wider, fits)
+        wider = _add_pairwise_link(wider, fits)
     return _check_link(wider, prove_link(frame, local))
 
 
@@ -1145,6 +1147,92 @@ def _add_ring_link(platform: Platform, fits: Mapping[str, CollectiveModel]) -> P
     return platform
 
 
+def _add_pairwise_link(platform: Platform, fits: Mapping[str, CollectiveModel]) -> Platform:
+    """Take the link between nodes from an all_to_all over whole nodes, where neither rails nor rings
+    show it.
+
+    Each rank sends (N - 1)/N of its bytes to other nodes, which take all of the time
+    (`FlatAllToAll`), unless what is inside nodes takes nearly as long. A send_recv shows no link: its
+    one pair of ranks leaves most of it unused on healthy systems.
+    """
+    local = platform.network.ranks_per_node
+    rails = [fit for key, fit in platform.collectives.items() if Key.parse(key).algorithm == "rail"]
+    known = platform.network.links.get("inter")
+    if any(not is_bound(fit) for fit in rails):
+        return platform
+    if known is not None and known.bandwidth.kind == "fitted":
+        return platform
+    across = [key for key in map(Key.parse, fits) if (key.ranks or 0) > local]
+    for key in across:
+        ranks = key.ranks or 0
+        if key.operation != "all_to_all" or ranks % local:
+            continue
+        nodes = ranks // local
+        beta = _find_beta(platform, "all_to_all", ranks)
+        inside = _find_beta(platform, "all_to_all", local)
+        if beta is None or (inside is not None and beta < UNCERTAIN * inside / nodes):
+            continue
+        bandwidth = float(bus_factor("all_to_all", nodes)) / beta
+        fit = fits[str(key)]
+        source = f"what an all_to_all sends between nodes, {key}: {fit.source}"
+        network = _name_network(platform)
+        if network is not None and network.bandwidth > CONTRADICTION * bandwidth:
+            source = (
+                f"{CONTRADICTED}: {key} shows {format_rate(bandwidth, 'B/s')} for each rank between "
+                f"nodes, which is used in place of the {format_rate(network.bandwidth, 'B/s')} of "
+                f"{network.name}; an all_gather on these nodes would tell more ({fit.source})"
+            )
+            warnings.warn(source, stacklevel=5)
+        wire = Quantity(bandwidth, "B/s", "fitted", source, fit.date, basis="one way per rank")
+        link = Link(wire, HOP) if known is None else replace(known, bandwidth=wire)
+        links = {**platform.network.links, "inter": link}
+        return replace(platform, network=replace(platform.network, links=links))
+    _doubt_pairs(platform, across)
+    return platform
+
+
+def _find_beta(platform: Platform, operation: str, ranks: int) -> float | None:
+    """Time of large messages for each byte, from fits; None without one [s/B]."""
+    cost = find_fitted_cost(platform, operation, ranks)
+    if cost is None:
+        return None
+    return float(cost.time(np.array([ALL_TRANSFER]))[0]) / ALL_TRANSFER
+
+
+class _NamedNetwork(NamedTuple):
+    """A network between nodes as it was published."""
+
+    name: str
+    bandwidth: float  # of each rank, one way [B/s]
+
+
+def _name_network(platform: Platform) -> _NamedNetwork | None:
+    """The network that a platform names, else that of its datasheet; None where neither is known."""
+    link = platform.network.links.get("inter")
+    if link is not None:
+        return _NamedNetwork(link.name or "the link of the base", link.bandwidth.value)
+    adapters = _find_adapters(platform)
+    if adapters is None:
+        return None
+    return _NamedNetwork(f"the adapters of {platform.device.name}", adapters)
+
+
+def _doubt_pairs(platform: Platform, across: Sequence[Key]) -> None:
+    """Warn of a send_recv that is far slower than the network, where no log shows the link."""
+    network = _name_network(platform)
+    for key in across:
+        beta = _find_beta(platform, key.operation, key.ranks or 0)
+        if key.operation != "send_recv" or beta is None or network is None:
+            continue
+        if network.bandwidth > CONTRADICTION / beta:
+            warnings.warn(
+                f"no log shows the link between nodes; {key} has {format_rate(1.0 / beta, 'B/s')}, the "
+                f"{format_rate(network.bandwidth, 'B/s')} of {network.name} stay assumed: one pair of "
+                "ranks often uses a third of a link; run all_gather_perf on these nodes",
+                stacklevel=6,
+            )
+
+
 def _check_link(platform: Platform, proven: float) -> Platform:
     """Keep the fitted link between nodes between what measured times prove and the network adapters
     of the datasheet, and warn where both contradict each other."""
@@ -1154,6 +1242,7 @@ def _check_link(platform: Platform, proven: float) -> Platform:
     adapters = _find_adapters(platform)
     wire, fitted = link.bandwidth, format_rate(link.bandwidth.value, "B/s")
     is_hidden = any(is_bound(fit) for fit in platform.collectives.values())
+    is_hidden = is_hidden and not wire.source.startswith(CONTRADICTED)
     if wire.value < PROVEN * proven:
         text = f"measured times prove it, their fit says {fitted}: {wire.source}"
         wire = replace(wire, value=proven, source=text)
