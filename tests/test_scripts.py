@@ -422,6 +422,13 @@ def test_a_loop_of_several_ranks_runs_as_a_launcher_starts_it() -> None:
     assert len(recording.graph.collectives) == 2  # the gradients, and the barrier
 
 
+def test_the_first_version_of_fsdp_is_refused_with_a_way_out() -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    with pytest.raises(ValueError, match="first version of FSDP"), record(ranks=2):
+        model = fsdp.FullyShardedDataParallel(nn.Linear(WIDTH, WIDTH).cuda(), device_id=0)
+        model(torch.ones(ROWS, WIDTH, device="cuda"))
+
+
 def test_one_rank_may_begin_its_group() -> None:
     with record() as recording:
         dist.init_process_group("nccl", rank=0, world_size=1)

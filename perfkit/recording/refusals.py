@@ -63,12 +63,15 @@ ARGUMENTS = (
     "the step {0} takes the arguments {1}, and a step takes none; make them in make_step and let the step use them, "
     "as in: return lambda: {0}({1})"
 )
+#: What is said of FullyShardedDataParallel.
+_FIRST_FSDP = (
+    "FullyShardedDataParallel, the first version of FSDP, is not captured, in {0}; use "
+    "torch.distributed.fsdp.fully_shard, which sends the same bytes"
+)
 #: What PyTorch says where it needs a GPU, and what is said of it.
 _WITHOUT_GPU = {
-    "FSDP needs a non-CPU accelerator device": (
-        "FullyShardedDataParallel, the first version of FSDP, is not captured, in {0}; use "
-        "torch.distributed.fsdp.fully_shard, which sends the same bytes"
-    ),
+    "FSDP needs a non-CPU accelerator device": _FIRST_FSDP,
+    "FSDP does not support CPU only execution": _FIRST_FSDP,
     "FlexAttention does not support backward on CPU": (
         "the backward pass of flex_attention is a kernel that a compiler makes on a GPU, and is not captured, in {0}; "
         "use torch.nn.functional.scaled_dot_product_attention, with is_causal=True or a mask"
