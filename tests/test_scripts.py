@@ -186,12 +186,13 @@ def test_a_loop_without_an_update_is_refused() -> None:
 
 
 def test_a_loop_that_updates_by_hand_ends_its_iterations_with_backward_passes() -> None:
+    _, _of_another_loop = make_model()
     with (
         pytest.warns(UserWarning, match="no optimizer of PyTorch; an iteration is what lies"),
         record(device="cpu") as recording,
     ):
         model = nn.Linear(WIDTH, WIDTH)
-        while True:
+        for _ in range(100):
             model.zero_grad()
             model(torch.ones(ROWS, WIDTH)).sum().backward()
             with torch.no_grad():

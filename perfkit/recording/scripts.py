@@ -33,6 +33,7 @@ from perfkit.recording.steps import (
     describe_dense_gradients,
     end_iteration,
     find_unused_optimizers,
+    list_own_weights,
     open_capture,
 )
 from perfkit.recording.trails import USUAL, EndlessStep, Trail, Trial
@@ -215,7 +216,9 @@ class Recording(RecordedLoop):
         if self._first is not None or recorder is None:
             return
         if self._is_by_hand is None:
-            self._is_by_hand = not find_alive(Optimizer)
+            # optimizers of other loops may be alive, too
+            of_loop = [each for each in find_alive(Optimizer) if list_own_weights(recorder, each)]
+            self._is_by_hand = not of_loop
         if self._is_by_hand:
             self._end_iteration(recorder)
 

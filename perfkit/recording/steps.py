@@ -765,6 +765,16 @@ def _list_weights(optimizer: Optimizer) -> list[Any]:
     return weights
 
 
+def list_own_weights(recorder: Recorder, optimizer: Optimizer) -> list[Any]:
+    """Weights of an optimizer that belong to this capture, or have a gradient of it."""
+    own = []
+    for weight in _list_weights(optimizer):
+        modes = (getattr(weight, "fake_mode", None), getattr(weight.grad, "fake_mode", None))
+        if recorder.values.fake in modes:
+            own.append(weight)
+    return own
+
+
 def find_unused_optimizers(recorder: Recorder) -> list[str]:
     """Say that an optimizer of the weights of this step did not update them in the recorded
     call."""
@@ -775,12 +785,7 @@ def find_unused_optimizers(recorder: Recorder) -> list[str]:
         if id(optimizer) in recorder.optimizers:
             updated.update(map(id, weights[id(optimizer)]))
     for optimizer in alive:
-        own = [
-            p
-            for p in weights[id(optimizer)]
-            if recorder.values.fake
-            in (getattr(p, "fake_mode", None), getattr(p.grad, "fake_mode", None))
-        ]
+        own = list_own_weights(recorder, optimizer)
         has_gradients = any(getattr(p, "grad", None) is not None for p in own)
         if has_gradients and not any(id(p) in updated for p in own):
             return [NO_UPDATE.format(type(optimizer).__name__)]
