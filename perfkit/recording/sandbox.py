@@ -217,7 +217,8 @@ def _read_objects() -> _ObjectStates:
     for alive in find_alive(Tensor, nn.Module, Optimizer):
         if isinstance(alive, Tensor):
             if not alive.is_inference():
-                states.tensors.append(_read_state(alive))
+                with suppress(RuntimeError):  # a view that autograd has given up has no state
+                    states.tensors.append(_read_state(alive))
             continue
         for mapping in _list_mappings(vars(alive)):
             states.mappings.append((mapping, dict(mapping)))
