@@ -811,32 +811,22 @@ def test_what_a_run_costs_is_that_of_python(capsys: Any) -> None:
     assert any(each.startswith("  done in 20 days with a chance of ") for each in lines)
 
 
-def test_traces_of_ranks_are_a_jitter(capsys: Any) -> None:
+def test_traces_of_one_step_are_no_jitter(capsys: Any) -> None:
     folder = Path(__file__).parent / "data"
     traces = [str(folder / f"step_rank{rank}.kineto.json") for rank in range(2)]
-    line = [
-        "predict",
-        "--model",
-        "gpt2",
-        "--platform",
-        "h100-sxm-8",
-        "--ranks",
-        "8",
-        "--iterations",
-        "1e6",
-        "--json",
-        "-",
-    ]
-    hours = []
-    for words in (
-        ["--jitter", *traces],
-        ["--jitter", str(perfkit.read_trace(traces).jitter().spread)],
-    ):
-        assert main([*line, *words]) == 0
-        hours.append(json.loads(capsys.readouterr().out)["cost"]["hours"])
-    assert hours[0] == pytest.approx(hours[1], rel=1e-9)
+    line = "predict --model gpt2 --platform h100-sxm-8 --ranks 8 --iterations 1e6 --jitter"
+    assert main([*line.split(), *traces]) == 2
+    error = capsys.readouterr().err
+    assert "has one step of 2 ranks, which does not tell chance from ranks that are slow" in error
+    ending = (
+        "record several steps (torch.profiler.schedule(active=10)), or give --jitter as a number"
+    )
+    assert error.strip().endswith(ending)
     assert main(["trace", *traces]) == 0
-    assert "rank 1 took longest, 5.3% more than the mean rank" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "one step does not tell chance from slow ranks: 2 ranks differ by 7.4% in it" in told
+    assert "rank 1 took longest, 5.3% more than the mean rank" in told
+    assert "of 4,096" not in told
 
 
 def test_explore_ranks_by_cost(capsys: Any) -> None:

@@ -274,8 +274,25 @@ def test_a_step_by_hand() -> None:
     assert jitter.waited == pytest.approx(50 / 950)
     assert jitter.persistent is None
     assert jitter.by_rank()["is_slow"].to_list() == [None, None]
-    assert "one step was read: a rank that is slow in every step" in jitter.explain()
+    assert jitter.explain().startswith(
+        "one step does not tell chance from slow ranks: 2 ranks differ by 7.4%"
+    )
+    # no share of more ranks
+    assert jitter.table().is_empty()
+    assert "4,096" not in jitter.explain()
+    assert "measured: ranks waited 5.3% on average" in jitter.explain()
     assert "rank 1 took longest, 5.3% more than the mean rank" in jitter.explain()
+
+
+def test_one_step_of_several_ranks_is_no_jitter_of_a_run() -> None:
+    # a rank that is slow in every step would count as chance, and of more ranks more
+    trace = pk.read_trace(STEP)
+    words = r"step_rank0\.kineto\.json and 1 more has one step of 2 ranks, which does not tell chance .*; record"
+    for jitter in (trace, trace.jitter()):
+        with pytest.raises(ValueError, match=words):
+            read_jitter(jitter)
+    with pytest.raises(ValueError, match=words):
+        trace.jitter().wait(4096)
 
 
 def test_one_rank_is_a_bound(slow_rank: pk.Trace, tmp_path: Path) -> None:

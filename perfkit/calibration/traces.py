@@ -326,7 +326,8 @@ class Trace(Tabular):
         Returns
         -------
         jitter : Jitter
-            Its `spread` is the ``jitter`` of `Prediction.cost`, which also takes the trace itself.
+            Its `spread` is the ``jitter`` of `Prediction.cost`, which also takes the trace itself; of one
+            step it is shown and not taken, as it does not tell chance from slow ranks.
 
         Raises
         ------

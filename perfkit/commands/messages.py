@@ -47,6 +47,8 @@ SAYINGS = (
         "host memory: --kernels fused,uvm_caching",
     ),
     Saying(r"; or a trace \(pk\.read_trace\), a training log .*", ""),
+    Saying(r"give checkpoint= in seconds", "give --checkpoint-time"),
+    Saying(r"\b(jitter|mtbf|restart)=(?=[\s,;]|$)", r"--\1"),
     Saying(r"partial=True keeps", "--partial keeps"),
     Saying(r"pass dim=, ", "pass --dim, "),
     Saying(r"leave dim, rows and tables out", "leave --dim and --rows out"),
@@ -91,6 +93,8 @@ SAYINGS = (
 #: A strategy as Python writes it, and an argument with its value.
 _STRATEGY = re.compile(r"\bStrategy\(([^()]*)\)")
 _ARGUMENT = re.compile(r"(?<![\w-])([a-z]\w*)=('[^']*'|[\w.]+),?")
+#: Code of PyTorch, whose arguments are no options.
+_CODE = re.compile(r"(\btorch\.[\w.]+\([^()]*\))")
 
 
 def say_for_commands(text: str) -> str:
@@ -102,13 +106,19 @@ def say_for_commands(text: str) -> str:
     '--mixed is given with --dtype fp32'
     >>> say_for_commands("from Strategy(tp=2, sequence_parallel=True) take offload='optimizer' (fits)")
     'from perfkit predict --tp 2 --sequence-parallel take --offload optimizer (fits)'
+    >>> say_for_commands("record steps (torch.profiler.schedule(active=10)), or give jitter= as a number")
+    'record steps (torch.profiler.schedule(active=10)), or give --jitter as a number'
     >>> say_for_commands("write srun --ntasks-per-node=8 before it")  # an option already
     'write srun --ntasks-per-node=8 before it'
     """
     for saying in SAYINGS:
         text = re.sub(saying.library, saying.command, text)
     text = _STRATEGY.sub(r"perfkit predict \1", text)
-    return _ARGUMENT.sub(_write_option, text)
+    parts = []
+    for part in _CODE.split(text):
+        is_code = _CODE.fullmatch(part) is not None
+        parts.append(part if is_code else _ARGUMENT.sub(_write_option, part))
+    return "".join(parts)
 
 
 def _write_option(argument: re.Match[str]) -> str:

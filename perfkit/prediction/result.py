@@ -483,7 +483,8 @@ class Prediction(Tabular):
         jitter : float, Jitter, Trace or TrainingLog, optional
             Standard deviation of the time that a rank takes for an iteration, over its mean: all wait for
             the slowest one, once in an iteration [-]. Or a trace of several ranks and steps, or a training
-            log, from which it is found (`perfkit.Trace.jitter`): what is random from step to step.
+            log, from which it is found (`perfkit.Trace.jitter`): what is random from step to step. One step of several
+            ranks is refused: it does not tell chance from slow ranks.
         start : str, date or datetime, optional
             When the run starts, such as ``2026-12-01``: then the result has dates, too, and
             `Goodput.chance_by` one of them.

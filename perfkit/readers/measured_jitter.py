@@ -30,6 +30,8 @@ _SKEWNESS, _TIMES_FOR_SKEWNESS = 0.5, 30
 _ONE_TIME, _TIMES_FOR_ONE = 0.5, 5
 #: Times the expected waiting from which on a reader is told what that takes for granted [-].
 _MORE = 1.5
+#: What to do where one step was read.
+_RECORD_STEPS = "record several steps (torch.profiler.schedule(active=10))"
 #: Largest waiting that a log is read to have, over the time of its steps [-].
 _MOST_WAITING = 0.5
 
@@ -101,6 +103,12 @@ class Jitter(Tabular):
         return self.variation.random / self.time
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether ranks that are slow in every step may be in `spread`, as one step of several ranks does not
+        tell them from chance: then nothing is said of other ranks."""
+        return self.ranks > 1 and self.steps == 1
+
+    @property
     def persistent(self) -> float | None:
         """Standard deviation between ranks in every step, over the time of an iteration; None where one rank
         or one step does not tell [-]."""
@@ -170,9 +178,29 @@ class Jitter(Tabular):
         -------
         share : float
             Of the random part alone, see `perfkit.models.failures.wait_for_slowest` [-].
+
+        Raises
+        ------
+        ValueError
+            For one step of several ranks, which does not tell chance from slow ranks.
         """
+        self.check_chance()
         count = check_positive("ranks", ranks, integer=True)
         return float(wait_for_slowest(self.spread, ranks=int(count)))
+
+    def check_chance(self) -> None:
+        """Refuse one step of several ranks.
+
+        Raises
+        ------
+        ValueError
+            It does not tell chance from slow ranks.
+        """
+        if self.is_mixed:
+            raise ValueError(
+                f"{self.source} has one step of {format_count(self.ranks, 'rank')}, which does not tell chance from "
+                f"ranks that are slow in every step; {_RECORD_STEPS}, or give jitter= as a number"
+            )
 
     @property
     def slow_ranks(self) -> tuple[SlowRank, ...]:
@@ -245,10 +273,18 @@ class Jitter(Tabular):
         -------
         frame : polars.DataFrame
             ranks [-]; wait_share, what is added to an iteration, with low_share and high_share at the ends
-            of the 80 % `interval` [-].
+            of the 80 % `interval` [-]. No row where one step of several ranks does not tell.
         """
         import polars as pl
 
+        schema = {
+            "ranks": pl.Int64,
+            "wait_share": pl.Float64,
+            "low_share": pl.Float64,
+            "high_share": pl.Float64,
+        }
+        if self.is_mixed:
+            return pl.DataFrame(schema=schema)
         low, high = self.interval()
         rows = []
         for ranks in sorted({self.ranks, *_RANKS} - {1}):
@@ -261,16 +297,22 @@ class Jitter(Tabular):
                     "high_share": high * of_one,
                 }
             )
-        return pl.DataFrame(rows)
+        return pl.DataFrame(rows, schema)
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
-        yield "What ranks wait for the slowest of them", self.table()
+        if not self.is_mixed:
+            yield "What ranks wait for the slowest of them", self.table()
         if self.ranks > 1:
             yield "Each rank", self.by_rank()
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
+        if self.is_mixed:
+            return (
+                f"one step does not tell chance from slow ranks: {format_count(self.ranks, 'rank')} differ by "
+                f"{self.spread:.1%} in it, of which nothing follows for more ranks; {_RECORD_STEPS}"
+            )
         low, high = self.interval()
         spread = f"{self.spread:.1%} ({low:.1%} to {high:.1%})"
         if self.is_bound:
@@ -306,7 +348,7 @@ class Jitter(Tabular):
             self.headline(),
             f"  from {self.source}: {times}, {format_time(self.time)} an iteration without waiting",
         ]
-        if self.ranks > 1 and self.persistent is None:
+        if self.is_mixed:
             last = max(self._compare_ranks(), key=lambda row: float(row["difference_share"]))
             lines.append(
                 f"  rank {last['rank']} took longest, {last['difference_share']:.1%} more than the mean rank"
@@ -324,7 +366,9 @@ class Jitter(Tabular):
             lines.append(
                 f"  steps differ for all ranks by {self.common:.1%}, for which nobody waits"
             )
-        if self.waited is not None:
+        if self.waited is not None and self.is_mixed:
+            lines.append(f"  measured: ranks waited {self.waited:.1%} on average")
+        elif self.waited is not None:
             expected = self.wait(self.ranks)
             line = f"  measured: ranks waited {self.waited:.1%} on average; expected of the spread: {expected:.1%}"
             if self.waited > _MORE * expected:
@@ -373,7 +417,8 @@ def read_jitter(jitter: Any) -> StatedJitter:
     Raises
     ------
     ValueError
-        For anything else, and for what does not tell.
+        For anything else, for what does not tell, and for one step of several ranks, which does not tell
+        chance from slow ranks.
 
     Examples
     --------
@@ -394,6 +439,7 @@ def read_jitter(jitter: Any) -> StatedJitter:
 
 def _describe_found(jitter: Jitter) -> StatedJitter:
     """The spread that was found in a trace or a log, and what it leaves out."""
+    jitter.check_chance()
     _, high = jitter.interval()
     bound = " or less" if jitter.is_bound else ""
     notes = [
@@ -440,11 +486,11 @@ def find_jitter(
         For one step of one rank.
     """
     table = _stack(times)
-    ranks, steps = table.shape
+    ranks = len(table)
     if table.size < 2:
         raise ValueError(
-            f"{source} has one step of one rank, which does not tell how it varies; record several steps "
-            "(torch.profiler.schedule(active=10)) on several ranks, or give jitter= as a number"
+            f"{source} has one step of one rank, which does not tell how it varies; {_RECORD_STEPS} "
+            "on several ranks, or give jitter= as a number"
         )
     variation = split_variation(table)
     said = [*notes]
@@ -452,11 +498,6 @@ def find_jitter(
         said.append(
             "one rank was read: what all ranks share from step to step counts, too, so that the spread is at most so "
             "much; read the traces of several ranks"
-        )
-    elif steps == 1:
-        said.append(
-            "one step was read: a rank that is slow in every step, or has more work, counts as chance; record "
-            "several steps"
         )
     said += _describe_shape(times, variation)
     return Jitter(source, times, variation, time, ranks == 1, waited, tuple(said))
