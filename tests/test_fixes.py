@@ -1,6 +1,7 @@
 """What would help most: gains of small invented traces by hand, and of steps of the event loop."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_what_something_else_hides_brings_nothing(tmp_path: Path) -> None:
 
 def test_a_wait_of_the_host_costs_the_pause_of_the_device_behind_it(tmp_path: Path) -> None:
     # the host waits for a kernel of 400 µs, and launches the next one 100 µs after it
-    events = [recordings.step(0, 1000), *launch(10, 1, 20, 400)]
+    events = [recordings.step(0, 640), *launch(10, 1, 20, 400)]
     events += [event("cpu_op", "aten::item", 18, 410)]
     events += [event("cuda_runtime", "cudaStreamSynchronize", 20, 405)]
     events += launch(520, 2, 530, 100)
@@ -110,7 +111,7 @@ def test_a_pause_of_one_host_is_named_and_costs_what_all_wait(tmp_path: Path) ->
     for rank in range(3):
         late = 200 * (rank == 1)
         events = [
-            recordings.step(0, 900),
+            recordings.step(0, 500),
             *launch(10, 1, 20, 100),
             *launch(130 + late, 2, 140 + late, 50),
         ]
@@ -122,7 +123,7 @@ def test_a_pause_of_one_host_is_named_and_costs_what_all_wait(tmp_path: Path) ->
 
 
 def test_loading_counts_where_the_device_waits_for_it(tmp_path: Path) -> None:
-    events = [recordings.step(0, 1000), *launch(10, 1, 20, 100)]
+    events = [recordings.step(0, 730), *launch(10, 1, 20, 100)]
     loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
     events += [event("user_annotation", loader, 100, 500), *launch(610, 2, 620, 100)]
     fixes = pk.read_trace(recordings.write(tmp_path / "a.json", events)).fixes()
@@ -134,6 +135,44 @@ def test_a_trace_without_a_device_has_no_fixes() -> None:
     assert not trace.has_device
     with pytest.raises(ValueError, match="no work of a device"):
         trace.fixes()
+
+
+def test_the_command_says_why_a_cpu_trace_has_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(DATA / "cpu_step.kineto.json.gz")]) == 0
+    printed = capsys.readouterr().out
+    assert "no advice on what would help: trace is of 'cpu_step.kineto.json.gz'" in printed
+
+
+def test_a_replay_that_is_far_from_the_trace_gives_no_advice(tmp_path: Path) -> None:
+    # marked steps of 1000 µs, in which the host is busy for 900 µs after the last launch
+    events = [recordings.step(0, 1000), *launch(10, 1, 20, 50), *launch(60, 2, 80, 20)]
+    events.append(event("cpu_op", "aten::sort", 100, 890))
+    fixes = pk.read_trace(recordings.write(tmp_path / "a.json", events)).fixes()
+    assert fixes.replayed == pytest.approx(100e-6)
+    assert fixes.fixes == ()
+    assert fixes.headline().startswith("no advice")
+    assert "takes 100 µs, the trace says 1 ms, and beyond 25% apart" in fixes.explain()
+
+
+def test_advice_names_only_what_the_trace_has(tmp_path: Path) -> None:
+    # a forward pass alone: no update, no gradients
+    events = [recordings.step(0, 1000)]
+    for number in range(10):
+        begin = 10 + 100 * number
+        events += launch(begin, 1 + number, begin + 10, 10)
+    fixes = pk.read_trace(recordings.write(tmp_path / "a.json", events)).fixes()
+    told = fixes.explain()
+    assert "twice the batch" in told
+    for word in ("gradient", "update", "foreach"):
+        assert word not in told
+
+
+def test_what_goes_together_is_told_beyond_the_first(tmp_path: Path) -> None:
+    fixes = pk.read_trace([DATA / f"step_rank{rank}.kineto.json" for rank in (0, 1)]).fixes()
+    last = fixes.fixes[-1]
+    apart = replace(fixes, together=(fixes.fixes[0], last))
+    assert last.advice in apart.explain(1)
+    assert last.advice not in replace(fixes, together=()).explain(1)
 
 
 def test_together_is_no_sum() -> None:
@@ -200,10 +239,14 @@ def test_the_longest_run_of_kept_steps_is_replayed_behind_the_step_before_it() -
     assert window.steps[-1] in steps["step"].to_list()
 
 
-def test_the_command_tells_the_first_three(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_the_first_three_and_what_goes_together(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     paths = [str(DATA / f"step_rank{rank}.kineto.json") for rank in (0, 1)]
     assert main(["trace", *paths]) == 0
     printed = capsys.readouterr().out
     assert "  3. " in printed
-    assert "  4. " not in printed
+    # and the fourth, which is part of what goes together
+    assert "  4. compile the model" in printed
+    assert "  5. " not in printed
     assert "balance rank 1" in printed

@@ -143,10 +143,7 @@ def record_run(trace: Recorded) -> Run:
         For a trace without work of a device, whose waits nothing tells.
     """
     if not trace.has_device:
-        raise ValueError(
-            f"trace is of {trace.files[0].source!r}, which has no work of a device; fixes need a trace of a GPU with its "
-            "kernels: pass ProfilerActivity.CPU and ProfilerActivity.CUDA to torch.profiler.profile"
-        )
+        raise ValueError(say_no_device(trace.files))
     count = sum(len(work) for work in trace.works)
     steps = max(trace.steps["step"].n_unique(), 1)
     most = max(int(MOST_ITEMS / max(2 * count / steps, 1)), 2)
@@ -159,6 +156,25 @@ def record_run(trace: Recorded) -> Run:
         _RankRecorder(run, rank, file, work, meetings, origin).record(window)
     _align_clocks(run)
     return run
+
+
+def say_no_device(files: Sequence[TraceFile]) -> str:
+    """Why a trace without work of a device tells no fixes.
+
+    Parameters
+    ----------
+    files : sequence of TraceFile
+        One per rank.
+
+    Returns
+    -------
+    text : str
+        One sentence.
+    """
+    return (
+        f"trace is of {files[0].source!r}, which has no work of a device; fixes need a trace of a GPU with its "
+        "kernels: pass ProfilerActivity.CPU and ProfilerActivity.CUDA to torch.profiler.profile"
+    )
 
 
 class _Call(NamedTuple):

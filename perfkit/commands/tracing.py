@@ -5,12 +5,14 @@ from typing import Any
 import click
 
 import perfkit as pk
+from perfkit.calibration.replay_links import say_no_device
 from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.readers.measured_jitter import Jitter
 
-#: Changes that are told; `--json` and `--report` have all of them [-].
+#: Changes that are told beside those that go together; `--json` and `--report` have all of them
+#: [-].
 _MOST_FIXES = 3
 
 
@@ -55,10 +57,16 @@ def trace_command(traces: tuple[str, ...], report: str | None, json_file: str | 
             "ranks": jitter.by_rank().to_dicts(),
             "notes": jitter.notes,
         }
-    if trace.has_device:  # the host of a CPU waits for nothing
+    if trace.has_device:
         fixes = trace.fixes()
         figures["fixes"] = fixes.table().to_dicts()
         text += f"\n{fixes.explain(_MOST_FIXES)}"
+        if fixes.refusal:
+            figures["fixes_refused"] = fixes.refusal
+    else:
+        refusal = say_no_device(trace.files)
+        figures["fixes_refused"] = refusal
+        text += f"\nno advice on what would help: {refusal}"
     files.write(Answer(text, figures, results=[trace]))
     return 0
 
