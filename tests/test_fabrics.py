@@ -105,3 +105,12 @@ def test_a_network_with_the_adapters_of_the_datasheet_is_no_candidate_of_a_diagn
         "4 adapters of 200 Gb/s (Google a3-highgpu-8g)",
         "4 adapters of 100 Gb/s (Google a3-edgegpu-8g)",
     ]
+
+
+@pytest.mark.parametrize("name", ["azure", "Microsoft", "InfiniBand HDR"])
+def test_a_network_is_proposed_by_its_provider_or_kind(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"network is '{name}'; did you mean .*nd-a100-v4"
+    ) as error:
+        find_fabric(name)
+    assert "p5" not in str(error.value).partition("known are")[0]

@@ -172,3 +172,11 @@ def test_the_interval_of_a_step_grows_with_its_exposed_messages(monkeypatch) -> 
     assert grown.spread == pytest.approx(math.hypot(flat.spread, added), rel=1e-6)
     added = (priced["replicas"] / priced["time"])[0] * SIGMA_OF_NODES * math.sqrt(3)
     assert priced["spread"][0] == pytest.approx(math.hypot(priced_flat["spread"][0], added))
+
+
+def test_nodes_without_a_link_say_how_to_name_one() -> None:
+    log = write_log(1e-4 + SIZES / 15.1e9, 2, "broadcast")
+    with pytest.warns(UserWarning, match=r"link between the 2 nodes, .* --base h100-sxm-8@p5"):
+        logged = add_curves(NODE, log, source="made", date="")
+    with pytest.raises(ValueError, match=r"nor a link between nodes; .* with_nodes\(2, network="):
+        logged.collective("all_gather", 1e6, ranks=16)

@@ -1,6 +1,7 @@
 """What measurements that were not made would narrow."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ import perfkit as pk
 from perfkit.exploration.measuring import RAIL_SPREAD
 from perfkit.platform.collective_costs import SIGMA_OF_NODES, SIGMA_TRANSFER
 from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.gallery import spell_platform
 
 
 def widen(spread: float) -> float:
@@ -68,3 +70,33 @@ def test_the_iteration_is_that_on_all_ranks() -> None:
     text = missing.explain()
     assert text.startswith(missing.headline())
     assert "    mpirun -np 16 -N 8 all_gather_perf " in text
+
+
+def test_rings_are_asked_for_where_only_other_collectives_were_measured() -> None:
+    measured = pk.load_platform("h100-sxm-8x8")
+    fits = measured.collectives
+    others = {
+        key: fit
+        for key, fit in fits.items()
+        if not key.startswith(("all_gather.10", "reduce_scatter.10"))
+    }
+    rows = (
+        pk.what_to_measure(replace(measured, collectives=others)).table()["measurement"].to_list()
+    )
+    assert "all_gather and others on 2 nodes" in rows
+
+
+def test_commands_take_the_file_of_a_platform(tmp_path) -> None:
+    """Also of one with more nodes, and with a network."""
+    path = tmp_path / "la.toml"
+    pk.load_platform("h100-sxm-8").save(path)
+    path.write_text(path.read_text().replace('name = "h100-sxm-8"', 'name = "la"', 1))
+    mine = pk.load_platform(path)
+    assert mine.name == "la"
+    for platform in (mine, mine.with_nodes(4)):
+        assert spell_platform(platform) == str(path)
+    joined = spell_platform(mine.with_nodes(4, network="p5"))
+    assert joined == f"{path}@p5" and pk.load_platform(joined).network.links["inter"].name
+    missing = pk.what_to_measure(mine, nodes=2, network="p5")
+    assert f"--base {path}@p5 --out mine.toml" in missing.table()["commands"][0]
+    assert spell_platform(pk.load_platform("h100-sxm-8x64@p5")) == "h100-sxm-8x64@p5"

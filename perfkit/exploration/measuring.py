@@ -13,10 +13,10 @@ from perfkit.ground.results import Table, Tabular
 from perfkit.ground.units import check_positive, check_type, format_count
 from perfkit.models.collectives import COLLECTIVES
 from perfkit.platform.collective_costs import ALL_TRANSFER
-from perfkit.platform.collective_fits import PAIR, is_bound
+from perfkit.platform.collective_fits import PAIR
 from perfkit.platform.collectives import find_cost
 from perfkit.platform.estimates import find_interval, keep_quiet
-from perfkit.platform.gallery import Named, load_platform
+from perfkit.platform.gallery import Named, load_platform, spell_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import INSIDE_SPREAD
 from perfkit.prediction.predictor import predict
@@ -199,7 +199,7 @@ def what_to_measure(
         return _Widths(large, small, step)
 
     now = find_widths(where)
-    base = platform.name if isinstance(platform, Platform) else str(platform)
+    base = spell_platform(platform) if isinstance(platform, Platform) else str(platform)
     if network is not None:
         base = f"{base.partition('@')[0]}@{network}"
     rows = []
@@ -322,16 +322,15 @@ def _trust(fit: Any, spread: float) -> Any:
 
 
 def _shows_link(platform: Platform, nodes: int) -> bool:
-    """Whether collectives were measured that show the link between at least so many nodes."""
+    """Whether a collective around rings was measured between at least so many nodes. An all_reduce and an
+    all_to_all show what crosses, but not what all_gather and reduce_scatter reach."""
     local = platform.network.ranks_per_node
-    for text, fit in platform.collectives.items():
-        key = Key.parse(text)
-        if key.ranks is None or is_bound(fit):
+    for key in map(Key.parse, platform.collectives):
+        if key.ranks is None or key.operation not in ("all_gather", "reduce_scatter"):
             continue
         if key.algorithm == "rail" and key.ranks >= nodes:
             return True
-        is_pair = key.operation == "all_reduce" and key.ranks == PAIR * local
-        if key.algorithm == "" and key.ranks > local and not is_pair and key.ranks >= nodes * local:
+        if key.algorithm == "" and key.ranks > local and key.ranks >= nodes * local:
             return True
     return False
 

@@ -10,7 +10,7 @@ import numpy as np
 from perfkit.fitting import CollectiveModel, Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Link
-from perfkit.ground.units import Array, format_rate
+from perfkit.ground.units import Array, format_rate, show
 from perfkit.models import collectives as forms
 from perfkit.models import hierarchy
 from perfkit.models.algorithms import ALGORITHMS
@@ -50,12 +50,33 @@ def lacks_model(machine: Machine, operation: str, what: str) -> ValueError:
     return missing_data_error(machine.name, what, known)
 
 
+def advise_network(nodes: int) -> str:
+    """Say how to give a platform a network between nodes.
+
+    Parameters
+    ----------
+    nodes : int
+        Nodes that it shall have [-].
+
+    Returns
+    -------
+    advice : str
+        For Python, and for a calibration.
+    """
+    by_name = f"with_nodes({nodes}, network=...), whose names pk.fabrics() lists"
+    return f"{by_name}, or calibrate with a base that has a network, such as --base h100-sxm-8@p5"
+
+
 def find_link(machine: Machine, name: str, operation: str, what: str) -> Link:
     """Link of the network by name; an error for a missing one says what it is needed for."""
     links = machine.network.links
     if name not in links:
         where = "between" if name == "inter" else "inside"
         missing = f"model of {operation} {what} nor a link {where} nodes"
+        if name == "inter" and machine.device.kind == "cuda":
+            lack = f"platform {show(machine.name)} has no {missing}"
+            nodes = max(machine.network.nodes, 2)
+            raise ValueError(f"{lack}; say what joins them: {advise_network(nodes)}")
         raise lacks_model(machine, operation, missing)
     return links[name]
 

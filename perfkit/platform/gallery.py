@@ -26,6 +26,8 @@ _FORM = re.compile(r"\b(SXM|PCIE|NVL)\d?\b")
 _SLICE = re.compile(r"\bMIG \d+g\.", re.IGNORECASE)
 #: Name of a node or cluster: a device, the ranks of a node, and perhaps the number of nodes.
 _NODE = re.compile(r"(.+)-([1-9][0-9]{0,3})(?:x([1-9][0-9]{0,5}))?")
+#: Files that were loaded, by the name of their platform.
+_FILES: dict[str, str] = {}
 #: A platform, a name of the gallery or a file.
 Named: TypeAlias = Platform | str | Path
 
@@ -84,7 +86,35 @@ def load_platform(platform: Named) -> Platform:
                 name = known
     path = find_file(name)
     facts = path.stat()
-    return _read(path.resolve(), facts.st_mtime_ns, facts.st_size, nodes)
+    found = _read(path.resolve(), facts.st_mtime_ns, facts.st_size, nodes)
+    if found.name not in list_gallery():
+        _FILES[found.name] = str(path)
+    return found
+
+
+def spell_platform(platform: Platform) -> str:
+    """How a command line names a platform, with as many nodes as its file has.
+
+    Parameters
+    ----------
+    platform : Platform
+        Of the gallery, of a datasheet, or from a file; more nodes or a network may be added.
+
+    Returns
+    -------
+    text : str
+        A name that `load_platform` knows, else the file that it was loaded from, else the file that
+        ``platform.save`` would be asked for.
+    """
+    name, at, fabric = platform.name.removesuffix(" by datasheet").partition("@")
+    node = re.sub(r"(, \d+ nodes)?( in \d+ regions)?$", "", name)
+    if node in _FILES:
+        return f"{_FILES[node]}{at}{fabric}"
+    try:
+        load_platform(f"{node}{at}{fabric}")
+    except PlatformError:
+        return f"{node}.toml{at}{fabric}"
+    return f"{node}{at}{fabric}"
 
 
 def _load_with_fabric(name: str) -> Platform:

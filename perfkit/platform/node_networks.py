@@ -6,7 +6,7 @@ from functools import cache
 from perfkit.ground.files import group_rows
 from perfkit.ground.hardware import Device, Link, Quantity
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_choice
+from perfkit.ground.units import check_choice, show
 from perfkit.platform.datasheets import HOP, find_datasheet
 
 #: Bits a second of one byte a second, in Gb/s.
@@ -62,6 +62,12 @@ class Fabric:
         """The link between nodes of one rank; the latency is `HOP` where none is published."""
         latency = HOP if self.latency is None else self.latency
         return Link(self.bandwidth, latency, f"{self.transport or 'network'} of {self.title}")
+
+    def is_called(self, text: str) -> bool:
+        """Whether a text is a part of the provider, the machine or the kind of network."""
+        publisher = self.rate.source.partition(",")[0]
+        parts = (publisher, self.title, *self.names, self.network, self.transport)
+        return any(text.lower() in part.lower() for part in parts)
 
     def is_of(self, device: Device) -> bool:
         """Whether machines with this network may have a device; True where the device has no
@@ -123,7 +129,8 @@ def find_fabric(name: str) -> Fabric:
     Raises
     ------
     ValueError
-        For an unknown name; the message lists the known ones.
+        For an unknown name; the message lists those of the provider, machine or kind of network that
+        it may mean, else all known ones.
 
     Examples
     --------
@@ -133,6 +140,17 @@ def find_fabric(name: str) -> Fabric:
     6250000000.0
     """
     by_name = {known: fabric for fabric in list_fabrics() for known in fabric.names}
+    is_begun = isinstance(name, str) and any(known.startswith(name.lower()) for known in by_name)
+    if isinstance(name, str) and not is_begun:
+        meant = [
+            f"{fabric.title}: {', '.join(fabric.names)}"
+            for fabric in list_fabrics()
+            if fabric.is_called(name)
+        ]
+        if meant:
+            raise ValueError(
+                f"network is {show(name)}; did you mean {'; '.join(meant)}? known are {', '.join(by_name)}"
+            )
     return by_name[check_choice("network", name, by_name)]
 
 

@@ -48,7 +48,13 @@ from perfkit.platform.collective_costs import (
     FittedCost,
     FittedCurve,
 )
-from perfkit.platform.collective_fits import CONTRADICTED, LOWER_BOUND, find_fitted_cost, is_bound
+from perfkit.platform.collective_fits import (
+    CONTRADICTED,
+    LOWER_BOUND,
+    advise_network,
+    find_fitted_cost,
+    is_bound,
+)
 from perfkit.platform.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import find_models, is_same_device, load_platform
@@ -1108,7 +1114,20 @@ def add_curves(
         wider = assemble(wider, collectives=fit_rails(frame, wider, source=source, date=date))
         wider = _add_ring_link(wider, fits)
         wider = _add_pairwise_link(wider, fits)
+    _check_network(wider)
     return _check_link(wider, prove_link(frame, local))
+
+
+def _check_network(platform: Platform) -> None:
+    """Warn of a platform of several nodes that does not know what joins them."""
+    network = platform.network
+    has_rail = any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
+    if network.nodes > 1 and "inter" not in network.links and not has_rail:
+        warnings.warn(
+            f"neither the logs nor the base show the link between the {network.nodes} nodes, so "
+            f"collectives that are not in the logs have no time there; {advise_network(network.nodes)}",
+            stacklevel=5,
+        )
 
 
 def _add_ring_link(platform: Platform, fits: Mapping[str, CollectiveModel]) -> Platform:
