@@ -77,6 +77,17 @@ def test_a_host_that_launches_late_is_the_whole_gain_of_graphs(tmp_path: Path) -
     assert "for 10 launches, the device 100 µs for kernels" in graphs.words
 
 
+def test_time_in_no_operator_may_be_no_launch_cost(tmp_path: Path) -> None:
+    # two kernels of 10 µs; between their launches 5 µs of operators and 985 µs of nothing
+    events = [*launch(10, 1, 20, 10), *launch(1000, 2, 1010, 10)]
+    fixes = pk.read_trace(recordings.write(tmp_path / "a.json", events)).fixes()
+    graphs = find(fixes, "graphs")
+    assert graphs.gain > 900e-6
+    # at least what an operator takes up to and after its launch
+    assert graphs.low < 6e-6
+    assert "for 984 µs the host is in no operator" in graphs.words
+
+
 def test_what_something_else_hides_brings_nothing(tmp_path: Path) -> None:
     # a collective of 100 µs beside a kernel of 500: faster links save nothing
     events = [recordings.step(0, 1000), *launch(10, 1, 20, 100), *reduce(20, 2, 120, 100)]
@@ -102,6 +113,10 @@ def test_a_wait_of_the_host_costs_the_pause_of_the_device_behind_it(tmp_path: Pa
     wait = find(fixes, "waits")
     assert wait.gain == pytest.approx(110e-6, rel=0.1)
     assert "aten::item" in wait.words
+    # no graph holds the wait: it must go first, and the time of its call is not saved with it
+    graphs = find(fixes, "graphs")
+    assert "First remove 1 call of cudaStreamSynchronize in aten::item" in graphs.advice
+    assert graphs.low < graphs.gain - 10e-6
     assert ".item()" in wait.advice
 
 

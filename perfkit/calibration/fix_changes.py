@@ -44,6 +44,8 @@ class Case:
         Time of a kernel that does not grow with the batch [s].
     host_left : float
         Share of the host's time that graphs of kernels leave [-].
+    outside_left : float
+        Share of its time in no operator that they leave where that time is in doubt [-].
     compiled_host : float
         Share of the host's time for each kernel that compiled code leaves [-].
     merged : float
@@ -70,6 +72,7 @@ class Case:
     growth: float
     fixed: float
     host_left: float
+    outside_left: float
     compiled_host: float
     merged: float
     hidden: float
@@ -86,6 +89,7 @@ LEAST = Case(
     growth=2.2,
     fixed=0.0,
     host_left=0.15,
+    outside_left=1.0,
     compiled_host=0.75,
     merged=1.0,
     hidden=0.0,
@@ -101,6 +105,7 @@ LIKELY = Case(
     growth=1.85,
     fixed=2e-6,
     host_left=0.05,
+    outside_left=0.0,
     compiled_host=0.55,
     merged=0.6,
     hidden=0.4,
@@ -116,6 +121,7 @@ MOST = Case(
     growth=1.4,
     fixed=6e-6,
     host_left=0.0,
+    outside_left=0.0,
     compiled_host=0.35,
     merged=0.3,
     hidden=1.0,
@@ -673,17 +679,101 @@ def _find_phases(run: Run) -> dict[int, str]:
     return phases
 
 
-def launch_graphs(run: Run, case: Case) -> Run:
-    """Launch all kernels of a step at once."""
-    changed = run.copy()
-    _scale_host(changed, 0.0)
-    sums: dict[tuple[int, int], float] = {}
-    first: dict[tuple[int, int], int] = {}
+class Outside(NamedTuple):
+    """Time of the host in no operator.
+
+    Parameters
+    ----------
+    seconds : float
+        In a step of a rank [s].
+    is_in_doubt : bool
+        Whether a step that runs again and again may not have it: it is most of the host's time, or
+        the step is the only one and unmarked, so that it may be the first.
+    """
+
+    seconds: float
+    is_in_doubt: bool
+
+
+def find_outside(run: Run) -> Outside:
+    """Find how long the host is in no operator, and whether that is launch cost.
+
+    Parameters
+    ----------
+    run : Run
+        Recorded.
+
+    Returns
+    -------
+    outside : Outside
+        Of the steps that count.
+    """
+    outside, whole = 0.0, 0.0
     for number, item in enumerate(run.items):
-        if item.kind in ("launch", "block"):
-            place = (item.rank, item.step)
-            own = sum(link.lag for link in run.links[number] if link.kind == "host")
-            sums[place] = sums.get(place, 0.0) + max(own - item.loading, 0.0)
+        if item.kind in ("launch", "block") and item.step in run.steps:
+            own = max(_find_own(run, number) - item.loading, 0.0)
+            outside += min(item.outside, own)
+            whole += own
+    is_unmarked = run.lead is None and run.steps == (-1,)
+    per_step = outside / len(run.steps) / max(len(run.ranks), 1)
+    return Outside(per_step, is_unmarked or outside > 0.5 * whole)
+
+
+def find_stops(run: Run) -> list[int]:
+    """Find calls inside a step in which the host waits for its device, so that no graph holds what
+    is before and after them.
+
+    Parameters
+    ----------
+    run : Run
+        Recorded.
+
+    Returns
+    -------
+    stops : list of int
+        Items, in the order of the host [-].
+    """
+    last: dict[tuple[int, int], int] = {}
+    for number, item in enumerate(run.items):
+        if item.kind == "launch":
+            last[item.rank, item.step] = number
+    stops: list[int] = []
+    launched: set[tuple[int, int]] = set()
+    for number, item in enumerate(run.items):
+        place = (item.rank, item.step)
+        if item.kind == "launch":
+            launched.add(place)
+        waits = any(link.kind == "blocked" for link in run.links[number])
+        is_full = item.name.startswith(("cudaLaunch", "cuLaunch", "hipLaunch"))
+        is_inside = place in launched and number < last.get(place, -1)
+        if item.kind == "block" and waits and not is_full and is_inside:
+            stops.append(number)
+    return stops
+
+
+def launch_graphs(run: Run, case: Case) -> Run:
+    """Launch all kernels of a step at once; time of the host in no operator may stay. At least, the
+    host still waits where it does now: graphs are between these calls, which stay as they are."""
+    changed = run.copy()
+    stops = set(find_stops(run)) if case.outside_left == 1.0 else set()
+    after: dict[tuple[int, int], int] = {}  # waits so far, of a step of a rank
+    outside_left = case.outside_left if find_outside(run).is_in_doubt else 0.0
+    sums: dict[tuple[int, int, int], float] = {}
+    first: dict[tuple[int, int, int], int] = {}
+    for number, item in enumerate(run.items):
+        if number in stops:
+            after[item.rank, item.step] = after.get((item.rank, item.step), 0) + 1
+        elif item.kind in ("launch", "block"):
+            place = (item.rank, item.step, after.get((item.rank, item.step), 0))
+            own = max(_find_own(run, number) - item.loading, 0.0)
+            stays = min(outside_left * item.outside, own)
+            changed.links[number] = [
+                link._replace(lag=min(link.lag, item.loading + stays))
+                if link.kind == "host"
+                else link
+                for link in run.links[number]
+            ]
+            sums[place] = sums.get(place, 0.0) + own - stays
             first.setdefault(place, number)
     for place, number in first.items():
         changed.links[number] = [

@@ -21,7 +21,9 @@ from perfkit.calibration.fix_changes import (
     balance_rank,
     double_batch,
     even_hosts,
+    find_outside,
     find_pauses,
+    find_stops,
     find_stragglers,
     free_host,
     group_collectives,
@@ -760,6 +762,12 @@ def _list_host_changes(run: Run) -> list[_Candidate]:
             f"{_count(merged / steps / ranks, 'neighbouring element-wise kernel')} of a step of a rank take "
             f"{format_time(seconds / steps / ranks)} and could be {_count(len(chains) / steps / ranks, 'kernel')}"
         )
+    outside, doubt = find_outside(run), ""
+    if outside.is_in_doubt and outside.seconds > 0:
+        doubt = (
+            f"; for {format_time(outside.seconds)} the host is in no operator (Python, allocations), which a step that "
+            "runs again may not have, so the least gain is that of operators and launches alone"
+        )
     advice = "Use torch.compile."
     if _has_phase(run, "update"):
         advice = "Use torch.compile; of the update, foreach=True or fused=True."
@@ -767,9 +775,9 @@ def _list_host_changes(run: Run) -> list[_Candidate]:
         _Candidate(
             "graphs",
             "launch steps as CUDA graphs",
-            f"In a step of a rank {times}.",
-            "Capture the step (torch.cuda.graph, or torch.compile with mode='reduce-overhead'); shapes must not "
-            "change.",
+            f"In a step of a rank {times}{doubt}.",
+            f"{_describe_stops(run)}Capture the step (torch.cuda.graph, or torch.compile with mode='reduce-overhead'); "
+            "shapes must not change.",
             launch_graphs,
             order=4,
         ),
@@ -782,6 +790,23 @@ def _list_host_changes(run: Run) -> list[_Candidate]:
             order=3,
         ),
     ]
+
+
+def _describe_stops(run: Run) -> str:
+    """What must go before a step can be captured."""
+    stops = [number for number in find_stops(run) if run.items[number].step in run.steps]
+    if not stops:
+        return ""
+    callers: dict[str, set[str]] = {}
+    for number in stops:
+        item = run.items[number]
+        callers.setdefault(item.caller or "no operator", set()).add(item.name)
+    parts = [f"{' and '.join(sorted(callers[caller]))} in {caller}" for caller in callers]
+    calls = _count(max(len(stops) / len(run.steps) / len(run.ranks), 1), "call")
+    return (
+        f"First remove {calls} of {'; '.join(parts)}, in which the host waits for its device inside the step: none can be "
+        "captured, and with them the least gain is that of graphs between them. "
+    )
 
 
 def _has_phase(run: Run, phase: str) -> bool:

@@ -348,6 +348,7 @@ class _RankRecorder:
                 keyed.append((call.end, "block", call))
         keyed.sort(key=lambda entry: (entry[0], entry[1] == "block"))
         loaded = self._measure_loading()
+        explained = self._measure_explained()
         before = -math.inf
         for key, kind, call in keyed:
             name, caller = call.name, self._find_caller(call.event)
@@ -359,6 +360,7 @@ class _RankRecorder:
                 lag += call.end - max(call.begin, before) if call.end > before else 0.0
             if math.isfinite(before):
                 item.loading = float(loaded(key) - loaded(before))
+                item.outside = max(key - before - float(explained(key) - explained(before)), 0.0)
             links = [Link(self.host[-1], lag, "host")] if self.host else []
             number = self.run.add(item, 0.0, links)
             self.host.append(number)
@@ -378,9 +380,18 @@ class _RankRecorder:
 
     def _measure_loading(self) -> "_Covered":
         """Time up to a moment in which the host loads data."""
-        host = self.events.filter(
-            pl.col("stream") < 0, pl.col("name").str.contains(r"DataLoader\)#")
-        )
+        return self._cover(pl.col("name").str.contains(_LOADING))
+
+    def _measure_explained(self) -> "_Explained":
+        """Time up to a moment in which the host is in an operator, in a call of the device's runtime
+        that does not allocate, or loads data."""
+        allocates = pl.col("name").str.contains(_ALLOCATING)
+        is_known = pl.col("cat").is_in(_OPERATORS) | pl.col("name").str.contains(_LOADING)
+        return _Explained(self._cover(is_known | allocates), self._cover(allocates))
+
+    def _cover(self, which: pl.Expr) -> "_Covered":
+        """Time up to a moment that some events of the host cover."""
+        host = self.events.filter(pl.col("stream") < 0, which)
         spans = [
             (self._seconds(ts), self._seconds(ts + dur))
             for ts, dur in host.select("ts", "dur").iter_rows()
@@ -678,6 +689,10 @@ class _RankRecorder:
 
 
 _BLOCKING = re.compile(BLOCKING)
+#: Annotations of loading, calls that allocate, and categories of operators and calls.
+_LOADING = r"DataLoader\)#"
+_ALLOCATING = "^(cuda|hip)(Malloc|Free|HostAlloc)"
+_OPERATORS = ("cpu_op", "cuda_runtime", "cuda_driver")
 
 
 class _ByLaunch(NamedTuple):
@@ -714,6 +729,18 @@ class _Covered:
     def __call__(self, time: float) -> float:
         """Covered time before a moment [s]."""
         return float(np.interp(time, self.edges, self.covered))
+
+
+class _Explained(NamedTuple):
+    """Time up to a moment in operators and calls, those that allocate among them, and in these
+    alone."""
+
+    called: _Covered
+    allocating: _Covered
+
+    def __call__(self, time: float) -> float:
+        """Time before a moment in operators and calls that do not allocate [s]."""
+        return self.called(time) - self.allocating(time)
 
 
 def _align_clocks(run: Run) -> None:

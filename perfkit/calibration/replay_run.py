@@ -79,6 +79,9 @@ class Item:
         How many they are [-].
     loading : float
         Part of the time of the host before this item in which it loads data [s].
+    outside : float
+        Part of it in no operator and no call of the device's runtime, but for calls that allocate,
+        and in no loading: Python, mostly [s].
     transfer : float
         Least time that the transfer of a lone rank's collective may take; its other time is a wait
         that one rank does not show [s].
@@ -104,6 +107,7 @@ class Item:
     group: str = ""
     ranks: int = 1
     loading: float = 0.0
+    outside: float = 0.0
     transfer: float = 0.0
     kernel: str = ""
     meets: int = -1
