@@ -358,3 +358,24 @@ def test_a_deep_copy_keeps_numbers_that_are_known() -> None:
     assert found[:2] == [0, 1]
     assert names.count("native_batch_norm") == 1
     assert any(name.startswith(("lerp", "_foreach_lerp", "copy_", "_foreach")) for name in names)
+
+
+@pytest.mark.filterwarnings("ignore:the time that the host takes to pin")
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_copy_of_pinned_memory_takes_its_rate_and_the_host_goes_on(ranks: int) -> None:
+    def make_step(waits: bool) -> Callable[[], None]:
+        model = nn.Linear(1024, 4).cuda()
+        rows = torch.empty(12288, 1024).pin_memory()
+
+        def step() -> None:
+            model(rows.cuda(non_blocking=not waits)).sum().backward()
+
+        return step
+
+    graph = capture(partial(make_step, waits=False), device="cuda", ranks=ranks)
+    assert not list_transfers(graph)
+    parts = predict(graph, "h100-sxm-8").breakdown().to_dicts()
+    (copy,) = (part for part in parts if part["kind"] == "inputs")
+    assert copy["time_s"] == pytest.approx(12288 * 1024 * 4 / 5.536e10)  # what nvbandwidth reaches
+    blocking = capture(partial(make_step, waits=True), device="cuda", ranks=ranks)
+    assert list_transfers(blocking) == ["to_device"]

@@ -155,3 +155,12 @@ def test_a_line_that_cannot_run_is_refused(
     (folder / "a.py").write_text("raise SystemError")
     assert run(words) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "SLURM_PROCID"])
+def test_a_script_that_asks_for_its_rank_is_told_to_get_ranks(folder: Path, name: str) -> None:
+    (folder / "train.py").write_text(f"import os\n\nrank = int(os.environ['{name}'])\n")
+    with pytest.raises(ScriptError, match=rf"train.py, line 3 for {name}.*--ranks 8"):
+        record_program(Program("train.py", None), Recording())
+    with pytest.raises(ValueError, match="without an update"):
+        record_program(Program("train.py", None), Recording(ranks=2))

@@ -8,7 +8,7 @@ from perfkit.ground.units import Array, check_choice, format_rate
 from perfkit.models.offload import COPY_INPUTS, FROM_HOST, HOST_WORK, TO_HOST, UPDATE_SHARE
 from perfkit.platform.collective_costs import CollectiveCost
 from perfkit.platform.estimates import CollectiveTime
-from perfkit.platform.host_memory import SIGMA_COPY, SIGMA_UPDATE, find_host_memory
+from perfkit.platform.host_memory import SIGMA_COPY, SIGMA_UPDATE, find_host_memory, knows_host
 from perfkit.platform.machine import Machine
 
 
@@ -25,11 +25,14 @@ class HostCost(CollectiveCost):
         Standard deviation of the logarithm of the time [-].
     name : str
         What is done.
+    notes : tuple of str, optional
+        What to say of the rate.
     """
 
     rate: float
     spread: float
     name: str
+    notes: tuple[str, ...] = ()
 
     def time(self, nbytes: Array) -> Array:
         """Times of bytes of all ranks that share the link or the host [s]."""
@@ -43,7 +46,19 @@ class HostCost(CollectiveCost):
             {"bytes": sizes / self.rate},
             f"{self.name} at {format_rate(self.rate, 'B/s')}",
             self.spread,
+            self.notes,
         )
+
+
+def _price_as_pageable(platform: Machine) -> HostCost:
+    """Copies of inputs where nobody states what a copy of pinned memory reaches."""
+    fit = platform.kernels["transfer"]
+    rate = 1.0 / fit.parameters["nbytes"]
+    note = (
+        f"copies of pinned memory are priced like those of other memory, at {format_rate(rate, 'B/s')}, as "
+        f"{platform.name} does not state the link to its host; state it by .with_host_memory(...)"
+    )
+    return HostCost(rate, fit.spread, COPY_INPUTS, (note,))
 
 
 def find_host_cost(platform: Machine, operation: str, ranks: int = 1) -> HostCost:
@@ -70,6 +85,8 @@ def find_host_cost(platform: Machine, operation: str, ranks: int = 1) -> HostCos
         For a platform that does not know the memory of its host.
     """
     check_choice("operation", operation, HOST_WORK)
+    if operation == COPY_INPUTS and not knows_host(platform) and "transfer" in platform.kernels:
+        return _price_as_pageable(platform)
     memory = find_host_memory(platform)
     if operation == TO_HOST:
         return HostCost(memory.to_host.value, SIGMA_COPY, operation)

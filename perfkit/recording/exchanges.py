@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from perfkit.models.offload import COPY_INPUTS
 from perfkit.recording.refusals import find_caller
 from perfkit.workloads.columns import OperationSizes, Waits
 from perfkit.workloads.vocabulary import walk_tensors
@@ -147,6 +148,7 @@ class Exchanges:
     def _forget_collectives(self) -> None:
         """Begin without a collective."""
         self._groups: list[tuple[int, ...]] = []
+        self._copies: int | None = None  # place among the groups of copies from pinned memory
         # Collectives have numbers in the order of their launch, operations have positions in
         # program order.
         self._launched: list[int] = []  # position after each collective
@@ -225,8 +227,7 @@ class Exchanges:
         if peer is not None:
             ranks = tuple(sorted({ranks[peer], dist.get_rank()}))
             self._recorder.values.notes[PAIR] = None
-        if ranks not in self._groups:
-            self._groups.append(ranks)
+        group = self._find_group(ranks)
         nbytes: float = max(_count_bytes(reads), _count_bytes(writes))
         splits = []
         for argument in args:
@@ -237,7 +238,7 @@ class Exchanges:
             first = next(t for t in (*reads, *writes) if t.dim())
             row = first.numel() / max(first.shape[0], 1) if first.numel() else 1
             nbytes = len(ranks) * max(splits) * row * first.element_size()
-        sizes = OperationSizes(nbytes=float(nbytes), group=self._groups.index(ranks))
+        sizes = OperationSizes(nbytes=float(nbytes), group=group)
         self._recorder.emit(name, "collective", name, module, sizes, reads, writes)
         number = len(self._launched)
         self._launched.append(len(self._recorder.labels))
@@ -250,6 +251,30 @@ class Exchanges:
             # DistributedDataParallel: the end of the backward pass waits
             if not find_caller("distributed_c10d.py"):
                 self._unseen.append(number)
+
+    def _find_group(self, ranks: tuple[int, ...]) -> int:
+        """Number of the communicator of these ranks."""
+        for number, known in enumerate(self._groups):
+            if known == ranks and number != self._copies:
+                return number
+        self._groups.append(ranks)
+        return len(self._groups) - 1
+
+    def copy_inputs(self, tensor: Tensor, module: str) -> None:
+        """Append a copy from pinned memory of the host to a tensor of the GPU, in the current stream.
+
+        All ranks do so at the same time; the copies have a communicator of their own, as nothing
+        else waits for their engine.
+        """
+        if self._copies is None:
+            self._copies = len(self._groups)
+            everyone = dist.get_world_size() if dist.is_initialized() else 1
+            self._groups.append(tuple(range(everyone)))
+        sizes = OperationSizes(nbytes=float(_count_bytes([tensor])), group=self._copies)
+        self._recorder.emit(COPY_INPUTS, "collective", COPY_INPUTS, module, sizes, [], [tensor])
+        number = len(self._launched)
+        self._launched.append(len(self._recorder.labels))
+        self.current.follow(number)
 
     def finish(self, *numbers: int) -> None:
         """Record that the compute stream waits here for collectives; only the first wait for each

@@ -130,6 +130,7 @@ class Places:
         self._values = values
         self._unplaced: set[int] = set()  # storages made without a device
         self._computed: set[int] = set()  # storages of the host that the recorded call computed
+        self._pinned: set[int] = set()  # storages in pinned memory of the host
         self._answers: dict[int, torch.device] = {}  # what programs were told, by number
         self._host = torch.device("cpu")
 
@@ -211,7 +212,20 @@ class Places:
         """Whether the recorded call has computed a tensor of the host."""
         return isinstance(tensor, FakeTensor) and self._number(tensor) in self._computed
 
+    def is_pinned(self, tensor: Any) -> bool:
+        """Whether a tensor of the host is in pinned memory."""
+        if not isinstance(tensor, FakeTensor) or not self.is_on_host(tensor):
+            return False
+        return self._number(tensor) in self._pinned
+
     # -- what the step does
+
+    def note_pinned(self, tensors: Any) -> None:
+        """Note that tensors are in pinned memory."""
+        for tensor in walk_tensors(tensors):
+            number = self._number(tensor) if isinstance(tensor, FakeTensor) else None
+            if number is not None:
+                self._pinned.add(number)
 
     def note_result(self, name: str, given: Sequence[Any], out: Any, *, computed: bool) -> None:
         """Note where the result of an operation is; `computed` says that the recorded call runs a

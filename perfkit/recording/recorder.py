@@ -331,7 +331,10 @@ class Recorder(TorchDispatchMode):
                 self._append_with_bias_gradient(schema, complete, out, module)
             elif schema.name == "copy_" and self.places.crosses(given):
                 to_host = self.places.is_on_host(given[0])
-                self.transfer("to_host" if to_host else "to_device", given[0])
+                if to_host:
+                    self.transfer("to_host", given[0])
+                else:
+                    self._fill(given[0], given[1], host_waits=not complete[2])
             elif "c10d" not in func.namespace:
                 self._append(schema, complete, given, out, module)
         return out
@@ -578,9 +581,9 @@ class Recorder(TorchDispatchMode):
         if self.places.are_on_host([self.values.number(weight) for weight in dense]):
             self.values.notes[HOST_WEIGHTS] = None
 
-    def move(self, tensor: Tensor, *, to_host: bool) -> Tensor:
-        """A copy of a tensor on the other of host and GPU, for which the host waits. Before the
-        step it is free."""
+    def move(self, tensor: Tensor, *, to_host: bool, host_waits: bool = True) -> Tensor:
+        """A copy of a tensor on the other of host and GPU, for which the host waits, unless the
+        program wants it not to and the tensor is in pinned memory. Before the step it is free."""
         if not to_host and self.on and self.places.is_computed_on_host(tensor):
             self.values.notes[HOST_WORK] = None
         self._copying = True
@@ -589,8 +592,22 @@ class Recorder(TorchDispatchMode):
         finally:
             self._copying = False
         self.places.note_copy(made, on_host=to_host)
-        self.transfer("to_host" if to_host else "to_device", tensor if to_host else made)
+        if to_host:
+            self.transfer("to_host", tensor)
+        else:
+            self._fill(made, tensor, host_waits=host_waits)
         return made
+
+    def _fill(self, tensor: Tensor, source: Tensor, *, host_waits: bool) -> None:
+        """Append a copy from the host to a tensor of the GPU. The GPU copies pinned memory by
+        itself, while the host goes on."""
+        if not self.places.is_pinned(source):
+            self.transfer("to_device", tensor)
+        elif self.accelerator and self.on:
+            self.exchanges.copy_inputs(tensor, self.module)
+            if host_waits:  # it waits for nothing that takes long
+                sizes = OperationSizes(elements=0)
+                self.emit("to", "transfer", "to_device", self.module, sizes, [], [], is_call=False)
 
     def read(self, tensor: Tensor) -> None:
         """The host reads a tensor: it waits for a copy of one on the GPU."""

@@ -85,7 +85,7 @@ def answer_scripts(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
 
 
 def _name_ranks(recorder: Any, ranks: int, rank: int) -> dict[str, str]:
-    """Variables of the environment that a launcher such as torchrun sets."""
+    """Variables of the environment that torchrun and srun set."""
     local = count_gpus(recorder.places.gpu, ranks)
     return {
         **_ADDRESS,
@@ -95,6 +95,10 @@ def _name_ranks(recorder: Any, ranks: int, rank: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(local),
         "GROUP_RANK": str(rank // local),
         "TORCHELASTIC_RUN_ID": "perfkit",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": str(ranks),
+        "SLURM_LOCALID": str(rank % local),
+        "SLURM_NODEID": str(rank // local),
     }
 
 

@@ -21,6 +21,19 @@ EXITED = (
     "{0} ended by itself with exit code {1}, before its second update; see what it says, and whether it runs without "
     "perfkit"
 )
+#: Variables of the environment by which launchers tell a script its ranks.
+OF_LAUNCHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+)
+#: What is said of a script that asks for its rank where it has none.
+NO_RANKS = "{0} asks in {1} for {2}, which a launcher sets; give the number of ranks, such as --ranks 8, as torchrun would"
 
 
 @dataclass(frozen=True)
@@ -161,9 +174,12 @@ def _explain(program: Program, error: Exception) -> ScriptError:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_machinery(frame.filename)]
     line = "a place that could not be found"
-    of_user = [frame for frame in own if not frame.filename.startswith(LIBRARIES)]
+    of_user = [frame for frame in own if not frame.filename.startswith((*LIBRARIES, "<frozen "))]
     if of_user:
         line = f"{of_user[-1].filename}, line {of_user[-1].lineno}"
+    if isinstance(error, KeyError) and error.args[:1] and error.args[0] in OF_LAUNCHERS:
+        advice = NO_RANKS.format(program.name, line, error.args[0])
+        return ScriptError(advice, "".join(traceback.format_list(of_user)))
     text = str(error).strip().splitlines() or [""]
     message = FAILED.format(program.name, line, type(error).__name__, text[0][:300])
     return ScriptError(message, "".join(traceback.format_list(own)))

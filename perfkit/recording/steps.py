@@ -93,7 +93,7 @@ SAVED_ON_HOST = (
     "tensors saved for the backward pass are moved to the host; the capture keeps them in the memory of the GPU, and "
     "does not count the copies as a GPU would run them"
 )
-NON_BLOCKING = "copies with non_blocking=True count like blocking ones, for which the host waits"
+NON_BLOCKING = "copies with non_blocking=True of memory that is not pinned count like blocking ones, for which the host waits"
 QUANTIZED = (
     "quantization_config is not used: weights and products count in the data type of the model"
 )
@@ -194,8 +194,11 @@ class _Calls(TorchFunctionMode):
         if func is Tensor.__format__ and not args[0].dim():
             return format(self._ask(Tensor.item, args[:1], {}), *args[1:])
         if func is Tensor.pin_memory:
-            recorder.values.notes[PINNED] = None
-            return args[0]
+            return self._pin(args[0])
+        if func is Tensor.is_pinned:
+            return recorder.places.is_pinned(args[0])
+        if kwargs.get("pin_memory") is True:
+            return self._pin(self._call(func, args, {**kwargs, "pin_memory": False}))
         if func is torch._C._nn.one_hot:
             return self._spread(*args, **kwargs)
         if func is Tensor.__deepcopy__ and type(args[0]) in (Tensor, FakeTensor):
@@ -223,6 +226,12 @@ class _Calls(TorchFunctionMode):
             recorder.bare += recorder.viewed > views and len(recorder.labels) == operations
         return out
 
+    def _pin(self, tensor: Any) -> Any:
+        """The same tensor, in pinned memory from now on."""
+        self.recorder.values.notes[PINNED] = None
+        self.recorder.places.note_pinned(tensor)
+        return tensor
+
     def _move(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
         """Move a tensor between host and GPU, or convert it."""
         recorder, places = self.recorder, self.recorder.places
@@ -238,15 +247,15 @@ class _Calls(TorchFunctionMode):
         tensor, options = args[0], args[1:]
         if func is not Tensor.to:
             options, kwargs = (), {**kwargs, "device": "cpu"}
+        non_blocking = any(option is True for option in (kwargs.get("non_blocking"), *args[1:]))
+        if to_gpu and recorder.on and non_blocking and not places.is_pinned(tensor):
+            recorder.values.notes[NON_BLOCKING] = None
         if recorder.accelerator and to_gpu and places.is_on_host(tensor):
-            tensor = recorder.move(tensor, to_host=False)
+            tensor = recorder.move(tensor, to_host=False, host_waits=not non_blocking)
         elif recorder.accelerator and given and not to_gpu and self._takes_to_host(tensor, given):
             tensor = recorder.move(tensor, to_host=True)
             if recorder.packing:
                 recorder.values.notes[SAVED_ON_HOST] = None
-        non_blocking = any(option is True for option in (kwargs.get("non_blocking"), *args[1:]))
-        if to_gpu and recorder.on and non_blocking:
-            recorder.values.notes[NON_BLOCKING] = None
         if "device" in kwargs:
             kwargs = {**kwargs, "device": find_storing_device(kwargs["device"], caller)}
         options = tuple(find_storing_device(option, caller) for option in options)
@@ -870,6 +879,8 @@ def list_patches(
         recorder.values.notes[READY] = None
         for batch in load_batches(loader, recorder.values.notes.setdefault):
             recorder.places.note_batch(batch)
+            if loader.pin_memory:
+                recorder.places.note_pinned(batch)
             yield batch
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
