@@ -1,6 +1,7 @@
 """What a captured step is told of the device of its tensors, and which copies it makes by that."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,8 @@ torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'p
 
 from torch import nn  # noqa: E402
 
+from perfkit.platform.estimates import keep_quiet  # noqa: E402
+from perfkit.platform.gallery import load_platform  # noqa: E402
 from perfkit.prediction.predictor import predict  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 from perfkit.workloads.graph import Graph  # noqa: E402
@@ -374,8 +377,28 @@ def test_a_copy_of_pinned_memory_takes_its_rate_and_the_host_goes_on(ranks: int)
 
     graph = capture(partial(make_step, waits=False), device="cuda", ranks=ranks)
     assert not list_transfers(graph)
-    parts = predict(graph, "h100-sxm-8").breakdown().to_dicts()
+    with keep_quiet():
+        parts = predict(graph, "h100-sxm-8").breakdown().to_dicts()
     (copy,) = (part for part in parts if part["kind"] == "inputs")
     assert copy["time_s"] == pytest.approx(12288 * 1024 * 4 / 5.536e10)  # what nvbandwidth reaches
     blocking = capture(partial(make_step, waits=True), device="cuda", ranks=ranks)
     assert list_transfers(blocking) == ["to_device"]
+
+
+def test_a_rehearsed_platform_says_so_and_unknown_hosts_are_priced_as_pageable() -> None:
+    def make_step() -> Callable[[], None]:
+        model, rows = nn.Linear(64, 4).cuda(), torch.empty(8, 64).pin_memory()
+        return lambda: model(rows.cuda(non_blocking=True)).sum().backward()
+
+    with pytest.warns(UserWarning, match="pin memory"):
+        graph = capture(make_step, device="cuda")
+    known = load_platform("h100-sxm-8")
+    with keep_quiet():
+        assert not any("rehearsal" in text for text in predict(graph, known).warnings)
+    origin = {"id": "rehearsal, as h100-sxm-8 predicts", "base": "h100-sxm-8"}
+    device = replace(known.device, name="unknown")
+    other = replace(known, provenance=origin, device=device, host_memory=None)
+    with keep_quiet():
+        warnings = predict(graph, other).warnings
+    assert any("nothing was timed, and its numbers are those of h100" in text for text in warnings)
+    assert any("priced like those of other memory, at 8.1 GB/s" in text for text in warnings)

@@ -53,7 +53,7 @@ class HostCost(CollectiveCost):
 def _price_as_pageable(platform: Machine) -> HostCost:
     """Copies of inputs where nobody states what a copy of pinned memory reaches."""
     fit = platform.kernels["transfer"]
-    rate = 1.0 / fit.parameters["nbytes"]
+    rate = 1.0 / fit.parameters["nbytes"].value
     note = (
         f"copies of pinned memory are priced like those of other memory, at {format_rate(rate, 'B/s')}, as "
         f"{platform.name} does not state the link to its host; state it by .with_host_memory(...)"

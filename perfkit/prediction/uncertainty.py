@@ -52,6 +52,13 @@ _LARGE = 1e7
 _HEAD = "head"
 
 
+#: What is said of a platform that a rehearsal has written.
+REHEARSED = (
+    "{0} comes from a rehearsal (perfkit calibrate --rehearse): nothing was timed, and its numbers are those of {1}; "
+    "calibrate without --rehearse"
+)
+
+
 def _list_not_timed() -> dict[str, str]:
     """Element-wise functions of built models that no calibration times, each with the reason why
     the median of others will do."""
@@ -321,6 +328,9 @@ def list_notes(
     for note, seconds in stand_ins.items():
         if seconds > 0.05 * total or note in of_unknown:
             notes.append(note)
+    if str(platform.provenance.get("id", "")).startswith("rehearsal"):
+        base = platform.provenance.get("base", "its base")
+        notes.append(REHEARSED.format(platform.name, base))
     notes += platform.transferred_kernels
     if platform.device.never_left_cache:
         size = graph.footprint + sum(table.nbytes for table in graph.tables)
