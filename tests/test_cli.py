@@ -588,6 +588,7 @@ MISTAKES = {
     f"{PREDICT} --parallel tp": "known are ddp, zero1, zero2, fsdp",
     f"{PREDICT} --sequence 4096": "take --sequence 1024 or less, or another model",
     f"{PREDICT} --batch 1.5": "argument --batch: '1.5' is no whole number; write it in digits",
+    f"{PREDICT} --tokens 1T": "argument --tokens: '1T' is no plain number, such as 0.5 or 1e12",
     f"{PREDICT} --loading slow": "argument --loading: 'slow' is no number",
     f"{PREDICT} --price 2": "the amount of work is missing; give --iterations or --samples or --tokens",
     f"{PREDICT} --tokens 1e9 --samples 2": "amounts are tokens, samples; give one of",

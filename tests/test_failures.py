@@ -419,6 +419,12 @@ def test_a_checkpoint_takes_its_bytes_over_the_rate(predicted: pk.Prediction) ->
         ({"interval": 60.0}, "interval is 60.0; it counts with failures alone"),
         ({"start": "2026-12-01"}, "start is '2026-12-01'; it counts with failures alone"),
         ({"mtbf": 3200.0, "checkpoint": 60.0}, "mtbf is that of one rank in seconds"),
+        ({"mtbf": "0.25h", "checkpoint": 60.0}, "if 15 min is that of the 32 together: mtbf='8h'"),
+        (
+            {"mtbf": "3y", "checkpoint": 60.0},
+            "mtbf is '3y'; it must be seconds, or a time with .* 's?",
+        ),
+        ({"mtbf": 1e8, "checkpoint": "1 minute"}, "checkpoint is '1 minute'; it must be seconds"),
         ({"mtbf": 3.2e5, "checkpoint": 60.0, "interval": 1e6}, "take a shorter interval"),
         ({"mtbf": 1e8, "checkpoint": 60.0, "interval": 1.0}, "take a longer interval"),
         ({"mtbf": 1e8, "checkpoint": 1.0, "epochs": 1e-12}, "the run has 9.16e-05 iterations"),
@@ -429,6 +435,21 @@ def test_a_checkpoint_takes_its_bytes_over_the_rate(predicted: pk.Prediction) ->
 def test_what_is_refused(predicted: pk.Prediction, wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         predicted.cost(2.0, tokens=3e12, **wrong)
+
+
+def test_times_may_have_units(predicted: pk.Prediction) -> None:
+    stated: dict[str, Any] = {
+        "mtbf": "50000h",
+        "checkpoint": "1min",
+        "restart": "5min",
+        "interval": "2h",
+    }
+    run = predicted.cost(2.0, tokens=3e12, **stated)
+    same = predicted.cost(
+        2.0, tokens=3e12, mtbf=1.8e8, checkpoint=60.0, restart=300.0, interval=7200.0
+    )
+    assert run.failures == same.failures
+    assert "ranks fail as those of" not in run.explain()
 
 
 def test_a_search_ranks_by_cost_as_predictions_do() -> None:

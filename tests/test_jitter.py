@@ -295,6 +295,20 @@ def test_one_step_of_several_ranks_is_no_jitter_of_a_run() -> None:
         trace.jitter().wait(4096)
 
 
+def test_the_headline_says_the_time_of_its_rank() -> None:
+    # of which the shares are
+    assert "of rank 1 (1 ms): " in pk.read_trace(STEP).headline()
+
+
+def test_several_files_are_named_one_by_one(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"is no file; name the files: sorted\(glob\.glob\('.*/\*\.json\*'"
+    ):
+        pk.read_trace(tmp_path)
+    with pytest.raises(ValueError, match=r"sorted\(glob\.glob\('.*/rank\*\.json'\)\)"):
+        pk.read_trace(tmp_path / "rank*.json")
+
+
 def test_one_rank_is_a_bound(slow_rank: pk.Trace, tmp_path: Path) -> None:
     times = np.ones((3, 5))
     times[0] = [1000, 1000, 1010, 990, 2000]

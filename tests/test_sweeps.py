@@ -303,7 +303,10 @@ def test_a_cost_of_no_amount_is_refused(predicted: pk.Prediction) -> None:
         ({}, "the amount is missing; give one of iterations, samples, tokens"),
         ({"epochs": 3}, "the amount is missing; give one of iterations, samples, tokens"),
         (both, "amounts are samples, tokens; give one of iterations, samples, tokens"),
-        ({"token": 1}, "is 'token'; known are iterations, samples, tokens; did you mean 'tokens'"),
+        ({"token": 1}, "argument of cost is 'token'; known are .*; did you mean 'tokens'"),
+        ({"images": 1}, "amount, .* is 'images'; known are iterations, samples, tokens"),
+        ({"checkpoint_time": 60}, "is no argument of cost; did you mean checkpoint="),
+        ({"tokens": 1, "deadline": 60}, "did you mean start=, and chance_by"),
     ):
         with pytest.raises(ValueError, match=fault):
             predicted.cost(2.5, **amount)

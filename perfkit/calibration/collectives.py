@@ -21,7 +21,7 @@ from perfkit.fitting.parameters import Key
 from perfkit.ground.files import check_paths, group_rows, reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
-from perfkit.ground.units import Array, show
+from perfkit.ground.units import Array, escape, show
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import rescale_fit
 from perfkit.prediction.ranks import find_group_cost
@@ -562,6 +562,8 @@ def read_ranks(
 ) -> list[TraceFile]:
     """Read the traces of all ranks, with the operands in execution traces; see `pk.read_trace`."""
     named = check_paths("paths", paths)
+    for path in named:
+        _refuse_several(path)
     executions = [path for path in named if _holds_nodes(path)]
     files = [read_kineto(path, progress=progress) for path in named if path not in executions]
     if not len(executions) <= len(files) > 0:
@@ -580,6 +582,19 @@ def read_ranks(
         )
     return sorted(
         (replace(file, rank=file.rank or 0) for file in files), key=lambda file: file.rank or 0
+    )
+
+
+def _refuse_several(path: Path) -> None:
+    """Refuse a folder and a pattern, which stand for several files."""
+    pattern = path
+    if path.is_dir():
+        pattern = path / "*.json*"
+    elif "*" not in path.name or path.exists():
+        return
+    raise ValueError(
+        f"{escape(str(path), 200)} is no file; name the files: "
+        f"sorted(glob.glob({show(str(pattern), 200)}))"
     )
 
 

@@ -604,7 +604,8 @@ class Trace(Tabular):
             largest.append(f"{share:.0%} {phase} {kind}".replace("  ", " "))
         parts = " and ".join(largest)
         if len(self.files) > 1:
-            parts = f"of rank {self.busiest}: {parts}"
+            own = self._steps.filter("kept", rank=self.busiest)["time_s"].to_numpy().mean()
+            parts = f"of rank {self.busiest} ({format_time(own)}): {parts}"
         ranks = count_things(len(self.files), "rank")
         return (
             f"trace of {ranks} on {escape(device, 60)}: {format_time(self.time)} ({basis}), {parts}"

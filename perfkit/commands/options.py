@@ -1,6 +1,5 @@
 """Options that several commands share, and the types of their values."""
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -8,22 +7,8 @@ from typing import Any
 
 import click
 
+from perfkit.ground.quantities import BYTES, SECONDS, read_quantity
 from perfkit.ground.units import show
-
-#: Units that sizes and times may be written with, and what they are [B], [s].
-BYTES: Mapping[str, float] = {
-    **{f"{prefix}B": 1e3**power for power, prefix in enumerate(("", "k", "M", "G", "T"))},
-    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate(("K", "M", "G", "T"), 1)},
-}
-SECONDS: Mapping[str, float] = {
-    "s": 1.0,
-    "ms": 1e-3,
-    "us": 1e-6,
-    "µs": 1e-6,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-}
 
 
 class WholeNumber(click.ParamType):
@@ -64,22 +49,16 @@ class Number(click.ParamType):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Read the number."""
-        with suppress(ValueError):
-            return float(value)
-        written = _NUMBER_WITH_UNIT.fullmatch(str(value))
-        if written is not None and written["unit"] in self.units:
-            return float(written["number"]) * self.units[written["unit"]]
-        allowed = "without a unit"
-        if self.units:
-            allowed = f"with one of the units {', '.join(self.units)}, or without"
+        number = read_quantity(str(value), self.units)
+        if number is not None:
+            return number
+        if not self.units:
+            self.fail(f"{show(value)} is no plain number, such as 0.5 or 1e12", param, ctx)
+        allowed = f"with one of the units {', '.join(self.units)}, or without"
         self.fail(
             f"{show(value)} is no number {allowed}; write it such as {self.example}", param, ctx
         )
 
-
-_NUMBER_WITH_UNIT = re.compile(
-    r"\s*(?P<number>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(?P<unit>[A-Za-zµ]+)\s*"
-)
 
 WHOLE = WholeNumber()
 NUMBER = Number()

@@ -12,6 +12,7 @@ import numpy as np
 
 from perfkit.exploration.recomputation import list_cheapest_checkpoints
 from perfkit.ground.forks import check_threads
+from perfkit.ground.quantities import check_seconds
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_notes
 from perfkit.ground.units import (
     Array,
@@ -210,8 +211,8 @@ class Exploration(Tabular):
         *,
         tokens: float,
         mtbf: float | str | None = None,
-        checkpoint: float | None = None,
-        restart: float | None = None,
+        checkpoint: float | str | None = None,
+        restart: float | str | None = None,
     ) -> Table:
         """Time and cost of a whole training.
 
@@ -224,9 +225,9 @@ class Exploration(Tabular):
         mtbf : float or str, optional
             Mean time between failures of one rank, or the name of a published run, see `Prediction.cost`:
             then the time is that until the run is done in spite of them [s].
-        checkpoint : float, optional
+        checkpoint : float or str, optional
             With `mtbf`: time for which writing one checkpoint stops the run [s].
-        restart : float, optional
+        restart : float or str, optional
             With `mtbf`: from a failure until the run goes on; by default
             `perfkit.prediction.goodput.TYPICAL_RESTART` [s].
 
@@ -328,10 +329,10 @@ def _find_goodput(
             "checkpoint is missing; with mtbf= give the seconds for which writing one stops the run"
         )
     of_rank = read_mtbf(mtbf)
-    stop = check_positive("checkpoint", checkpoint, zero=True)
+    stop = check_seconds("checkpoint", checkpoint, zero=True)
     pause = TYPICAL_RESTART
     if restart is not None:
-        pause = check_positive("restart", restart, zero=True)
+        pause = check_seconds("restart", restart, zero=True)
     shares = []
     for hours, iteration, ranks in zip(
         training_hours, frame["time"].to_list(), frame["ranks"].to_list(), strict=True

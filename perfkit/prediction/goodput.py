@@ -11,6 +11,7 @@ import numpy as np
 
 from perfkit.ground.dates import Moment, read_date, write_date
 from perfkit.ground.files import group_rows
+from perfkit.ground.quantities import SECONDS, check_seconds, read_quantity
 from perfkit.ground.results import Sections, Table, Tabular, write_notes
 from perfkit.ground.units import (
     Array,
@@ -574,7 +575,7 @@ def find_goodput(
         warnings.append(shortage)
     warnings += notes
     rank_mtbf = read_mtbf(mtbf)
-    if isinstance(mtbf, str):
+    if isinstance(mtbf, str) and read_quantity(mtbf, SECONDS) is None:
         warnings.append(
             f"ranks fail as those of {mtbf} did, each {rank_mtbf / _HOUR:,.0f} h (published/failures.csv); "
             "say mtbf= of your own: hours of all ranks over failures, in seconds"
@@ -587,7 +588,7 @@ def find_goodput(
             "say restart="
         )
     else:
-        pause = check_positive("restart", restart, zero=True)
+        pause = check_seconds("restart", restart, zero=True)
     running_hours = training_hours + waiting_hours
     iteration = prediction.time * running_hours / training_hours
     failures = plan_checkpoints(iteration, rank_mtbf / prediction.ranks, stop, pause, interval)
@@ -609,7 +610,8 @@ def find_goodput(
             f"mtbf is {show(mtbf)}; {prediction.ranks:,} ranks then fail each {format_time(job_mtbf)}, and a "
             f"restart ({format_time(pause)}), {format_time(least)} of training and a checkpoint "
             f"({format_time(stop)}) hardly ever come to their end; mtbf is that of one rank in seconds "
-            "(50,000 h are 1.8e8), else take a shorter interval, restart or checkpoint"
+            f"(50,000 h are 1.8e8): if {write_hours(rank_mtbf / _HOUR)} is that of the {prediction.ranks:,} together: "
+            f"mtbf='{rank_mtbf * prediction.ranks / _HOUR:.6g}h'; else take a shorter interval, restart or checkpoint"
         )
     return Goodput(
         prediction,
@@ -654,7 +656,7 @@ def plan_checkpoints(
     if interval is None:
         wished = float(daly_interval(stop, mtbf=job_mtbf))
     else:
-        wished = check_positive("interval", interval)
+        wished = check_seconds("interval", interval)
     return Failures(job_mtbf, stop, pause, max(round(wished / iteration), 1) * iteration)
 
 
@@ -702,7 +704,7 @@ def read_mtbf(mtbf: Any) -> float:
     Parameters
     ----------
     mtbf : float or str
-        The time itself [s], or the name of a published run.
+        The time itself [s], or with its unit, such as ``4096h``, or the name of a published run.
 
     Returns
     -------
@@ -714,11 +716,11 @@ def read_mtbf(mtbf: Any) -> float:
     ValueError
         For a number that is not above 0, and an unknown name.
     """
-    if isinstance(mtbf, str):
+    if isinstance(mtbf, str) and not mtbf[:1].isdigit():
         published = group_rows("name", "published", "failures.csv")
         [row] = published[check_choice("mtbf", mtbf, published)]
         return float(row["mtbf_hours"]) * _HOUR
-    return float(check_positive("mtbf", mtbf))
+    return check_seconds("mtbf", mtbf)
 
 
 def _read_checkpoint(prediction: Any, checkpoint: Any, write_rate: Any) -> float:
@@ -728,7 +730,7 @@ def _read_checkpoint(prediction: Any, checkpoint: Any, write_rate: Any) -> float
             f"checkpoint is {show(checkpoint)} and write_rate is {show(write_rate)}; give one of them"
         )
     if checkpoint is not None:
-        return float(check_positive("checkpoint", checkpoint, zero=True))
+        return check_seconds("checkpoint", checkpoint, zero=True)
     if write_rate is None:
         raise ValueError(
             "checkpoint is missing; with mtbf= give checkpoint=, the seconds for which writing one stops the "

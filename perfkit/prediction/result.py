@@ -64,10 +64,40 @@ _RESOURCES = {
     "latency": "quickness of collectives to start (latency)",
     "host": "speed of the host (host)",
 }
+#: Amounts of work that some workload has.
+_AMOUNTS = ("samples", "tokens", "images", "iterations")
+#: Arguments of `Prediction.cost` beside amounts, and what is meant by names that it does not have.
+_OF_COST = (
+    "price_per_gpu_hour",
+    "power",
+    "epochs",
+    "mtbf",
+    "checkpoint",
+    "write_rate",
+    "restart",
+    "interval",
+    "jitter",
+    "start",
+)
+_MEANT = {
+    "checkpoint_time": "checkpoint=",
+    "checkpoint_interval": "interval=",
+    "price": "price_per_gpu_hour=",
+    "deadline": "start=, and chance_by(date) of what cost(mtbf=...) returns",
+}
 #: Least share of the time that a report says a faster resource to bring [-].
 _TELLING_GAIN = 0.001
 #: Warning where the host sets the pace.
 _ASSUMED = "the host sets the pace, and how fast it is was assumed from another machine"
+
+
+def _refuse_argument(name: str, units: Mapping[str, float]) -> None:
+    """Refuse a named argument that `Prediction.cost` does not have, or an amount of another workload."""
+    if name in _AMOUNTS:
+        check_choice("amount, as in samples=1e6,", name, units)
+    if name in _MEANT:
+        raise ValueError(f"{name}= is no argument of cost; did you mean {_MEANT[name]}?")
+    check_choice("argument of cost", name, [*units, *_OF_COST])
 
 
 @dataclass(frozen=True, eq=False)
@@ -430,10 +460,10 @@ class Prediction(Tabular):
         epochs: float = ...,
         *,
         mtbf: float | str,
-        checkpoint: float | None = ...,
+        checkpoint: float | str | None = ...,
         write_rate: float | None = ...,
-        restart: float | None = ...,
-        interval: float | None = ...,
+        restart: float | str | None = ...,
+        interval: float | str | None = ...,
         jitter: float | Jitter | HasJitter = ...,
         start: "Moment | None" = ...,
         **amount: float,
@@ -446,10 +476,10 @@ class Prediction(Tabular):
         epochs: float = 1.0,
         *,
         mtbf: float | str | None = None,
-        checkpoint: float | None = None,
+        checkpoint: float | str | None = None,
         write_rate: float | None = None,
-        restart: float | None = None,
-        interval: float | None = None,
+        restart: float | str | None = None,
+        interval: float | str | None = None,
         jitter: float | Jitter | HasJitter = 0.0,
         start: "Moment | None" = None,
         **amount: float,
@@ -468,17 +498,17 @@ class Prediction(Tabular):
         mtbf : float or str, optional
             Mean time between failures that stop the job, of one rank with its share of the node: hours
             of all ranks over failures, in seconds. The job fails as many times as often as it has ranks.
-            Or the name of a published run, such as ``llama-3`` [s].
-        checkpoint : float, optional
+            Or the name of a published run, such as ``llama-3`` [s]. Times may be text with a unit: ``4096h``.
+        checkpoint : float or str, optional
             Time for which writing one checkpoint stops the run; 0 if it is written beside the training
             [s].
         write_rate : float, optional
             In place of `checkpoint`: bytes that a rank writes in a second, of its weights, states of the
             optimizer and tables [B/s].
-        restart : float, optional
+        restart : float or str, optional
             From a failure until the run goes on: detection, new nodes, reading the checkpoint, first
             iterations; 10 minutes if it is not said, which a warning says [s].
-        interval : float, optional
+        interval : float or str, optional
             Training between two checkpoints; by default the one that loses least [s].
         jitter : float, Jitter, Trace or TrainingLog, optional
             Standard deviation of the time that a rank takes for an iteration, over its mean: all wait for
@@ -513,7 +543,7 @@ class Prediction(Tabular):
             raise ValueError(f"the amount is missing; give one of {units}, as in samples=1e6")
         unknown = [unit for unit in amount if unit not in self.throughput]
         if unknown:
-            check_choice("amount, as in samples=1e6,", unknown[0], self.throughput)
+            _refuse_argument(unknown[0], self.throughput)
         if len(amount) > 1:
             raise ValueError(f"amounts are {', '.join(amount)}; give one of {units}")
         [(unit, count)] = amount.items()
