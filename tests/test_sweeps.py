@@ -235,7 +235,7 @@ def test_rows_of_the_event_loop_are_predictions() -> None:
         (5, "grid is 5; it must be a pandas or polars frame, or lists by name"),
         ({"batch": {}}, "give values of an argument"),
         ({"batch": []}, "give values of an argument"),
-        ({"batches": [8]}, "argument is 'batches'; known are"),
+        ({"batches": [8]}, "argument is 'batches'; did you mean 'batch'"),
         ({"layers": [0]}, "layers is 0"),
     ],
 )

@@ -715,8 +715,9 @@ def find_outside(run: Run) -> Outside:
             outside += min(item.outside, own)
             whole += own
     is_unmarked = run.lead is None and run.steps == (-1,)
+    is_mostly_outside = len(run.steps) == 1 and outside > 0.5 * whole
     per_step = outside / len(run.steps) / max(len(run.ranks), 1)
-    return Outside(per_step, is_unmarked or outside > 0.5 * whole)
+    return Outside(per_step, is_unmarked or is_mostly_outside)
 
 
 def find_stops(run: Run) -> list[int]:
