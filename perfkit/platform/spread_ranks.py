@@ -95,8 +95,8 @@ def find_cost_of_parts(
     # what was measured on more ranks of a node holds for fewer, scaled, as inside a node
     scaled = {}
     for stage in machine.collectives_by_operation:
-        if find_fitted_cost(resized, stage, most) is not None:
-            continue
+        if most == 1 or find_fitted_cost(resized, stage, most) is not None:
+            continue  # one rank of a node has no collective inside it
         nearest = find_fitted_cost(machine, stage, most)
         if nearest is not None and len(nearest.curves) == 1:
             fit = nearest.curves[0].fit

@@ -36,7 +36,6 @@ from perfkit.prediction.ranks import (
     Workload,
 )
 from perfkit.prediction.simulation import Timeline
-from perfkit.readers.measured_jitter import HasJitter, Jitter, read_jitter
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.stack import Stack
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from perfkit.ground.dates import Moment
     from perfkit.prediction.against import Deviation
     from perfkit.prediction.operation_accounts import OperationAccount
+    from perfkit.readers.measured_jitter import HasJitter, Jitter
     from perfkit.readers.measured_steps import MeasuredStep
     from perfkit.readers.training_logs import TrainingLog
 
@@ -447,7 +447,7 @@ class Prediction(Tabular):
         write_rate: None = ...,
         restart: None = ...,
         interval: None = ...,
-        jitter: float | Jitter | HasJitter = ...,
+        jitter: "float | Jitter | HasJitter" = ...,
         start: None = ...,
         **amount: float,
     ) -> dict[str, float]: ...
@@ -464,7 +464,7 @@ class Prediction(Tabular):
         write_rate: float | None = ...,
         restart: float | str | None = ...,
         interval: float | str | None = ...,
-        jitter: float | Jitter | HasJitter = ...,
+        jitter: "float | Jitter | HasJitter" = ...,
         start: "Moment | None" = ...,
         **amount: float,
     ) -> Goodput: ...
@@ -480,7 +480,7 @@ class Prediction(Tabular):
         write_rate: float | None = None,
         restart: float | str | None = None,
         interval: float | str | None = None,
-        jitter: float | Jitter | HasJitter = 0.0,
+        jitter: "float | Jitter | HasJitter" = 0.0,
         start: "Moment | None" = None,
         **amount: float,
     ) -> dict[str, float] | Goodput:
@@ -549,6 +549,8 @@ class Prediction(Tabular):
         [(unit, count)] = amount.items()
         rate = self.throughput[unit]
         hours = check_positive(unit, count) * check_positive("epochs", epochs) / rate / 3600
+        from perfkit.readers.measured_jitter import read_jitter
+
         of_ranks = read_jitter(jitter)
         waiting = hours * float(wait_for_slowest(of_ranks.spread, ranks=self.ranks))
         price = check_positive("price_per_gpu_hour", price_per_gpu_hour, zero=True)
