@@ -99,4 +99,8 @@ def test_commands_take_the_file_of_a_platform(tmp_path) -> None:
     assert joined == f"{path}@p5" and pk.load_platform(joined).network.links["inter"].name
     missing = pk.what_to_measure(mine, nodes=2, network="p5")
     assert f"--base {path}@p5 --out mine.toml" in missing.table()["commands"][0]
+    # a name of the gallery stays one, also where its file was read before
+    pk.load_platform("h100-sxm-8").with_nodes(64).save(tmp_path / "gallery.toml")
+    pk.load_platform(tmp_path / "gallery.toml")
     assert spell_platform(pk.load_platform("h100-sxm-8x64@p5")) == "h100-sxm-8x64@p5"
+    assert spell_platform(pk.load_platform("h100-sxm-8x64")) == "h100-sxm-8x64"

@@ -108,12 +108,11 @@ def spell_platform(platform: Platform) -> str:
     """
     name, at, fabric = platform.name.removesuffix(" by datasheet").partition("@")
     node = re.sub(r"(, \d+ nodes)?( in \d+ regions)?$", "", name)
-    if node in _FILES:
-        return f"{_FILES[node]}{at}{fabric}"
     try:
         load_platform(f"{node}{at}{fabric}")
     except PlatformError:
-        return f"{node}.toml{at}{fabric}"
+        file = _FILES.get(node, f"{node}.toml")
+        return f"{file}{at}{fabric}"
     return f"{node}{at}{fabric}"
 
 
