@@ -35,8 +35,16 @@ SCALE_SPREAD = 0.3
 #: Least cap over the power of the datasheet for which the law of clocks holds [-]; docs/formulas.md,
 #: table 2.4.
 LEAST_POWER = 0.7
-#: Resources of a platform.
-RESOURCES = ("peak", "memory", "cache", *LINKS, "latency", "host")
+#: Resources of a platform, and what each is.
+RESOURCES = {
+    "peak": "FLOP/s of the device",
+    "memory": "bandwidth of its memory",
+    "cache": "bandwidth and size of its caches",
+    "intra": "bandwidth of links in a node",
+    "inter": "bandwidth of links between nodes",
+    "latency": "quickness of collectives to start",
+    "host": "speed of the host",
+}
 #: The resource that a fitted time depends on, by the start of its name: of most forms, and of sums
 #: of terms.
 _STARTS = dict.fromkeys(("launch", "alpha", "per_collective", "per_resume"), "latency") | {

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -25,6 +26,7 @@ from perfkit.ground.units import (
 from perfkit.models.failures import wait_for_slowest
 from perfkit.platform.estimates import find_interval
 from perfkit.platform.platform import Platform
+from perfkit.platform.whatif import RESOURCES
 from perfkit.prediction import accounts, uncertainty
 from perfkit.prediction.breakdown import Breakdown
 from perfkit.prediction.classes import list_attention
@@ -54,31 +56,9 @@ CHARTS = {
     "modules": "module_bars",
     "memory": "memory_areas",
 }
-#: Resources of `perfkit.platform.whatif.RESOURCES` in words.
-_RESOURCES = {
-    "peak": "FLOP/s of the device (peak)",
-    "memory": "bandwidth of its memory (memory)",
-    "cache": "bandwidth and size of its caches (cache)",
-    "intra": "bandwidth of links in a node (intra)",
-    "inter": "bandwidth of links between nodes (inter)",
-    "latency": "quickness of collectives to start (latency)",
-    "host": "speed of the host (host)",
-}
 #: Amounts of work that some workload has.
 _AMOUNTS = ("samples", "tokens", "images", "iterations")
-#: Arguments of `Prediction.cost` beside amounts, and what is meant by names that it does not have.
-_OF_COST = (
-    "price_per_gpu_hour",
-    "power",
-    "epochs",
-    "mtbf",
-    "checkpoint",
-    "write_rate",
-    "restart",
-    "interval",
-    "jitter",
-    "start",
-)
+#: What is meant by names that `Prediction.cost` does not have.
 _MEANT = {
     "checkpoint_time": "checkpoint=",
     "checkpoint_interval": "interval=",
@@ -97,7 +77,8 @@ def _refuse_argument(name: str, units: Mapping[str, float]) -> None:
         check_choice("amount, as in samples=1e6,", name, units)
     if name in _MEANT:
         raise ValueError(f"{name}= is no argument of cost; did you mean {_MEANT[name]}?")
-    check_choice("argument of cost", name, [*units, *_OF_COST])
+    own = {*signature(Prediction.cost).parameters} - {"self", "amount"}
+    check_choice("argument of cost", name, [*units, *sorted(own)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -745,10 +726,11 @@ class Prediction(Tabular):
         """Rows of text: by how much an iteration is shorter with 20 % more of each resource, the
         largest first."""
         rows: list[Sequence[str]] = [("of this resource", "iteration", "shorter by")]
-        for name, _, _, _, more in self.sensitivity(0.2).table().rows():
-            gain = self.time - more
-            if gain >= _TELLING_GAIN * self.time:
-                rows.append((_RESOURCES[name], format_time(more), f"{gain / self.time:.1%}"))
+        for resource in self.sensitivity(0.2).table().sort("more_s").to_dicts():
+            name, time = resource["resource"], resource["more_s"]
+            gain = 1 - time / self.time
+            if gain >= _TELLING_GAIN:
+                rows.append((f"{RESOURCES[name]} ({name})", format_time(time), f"{gain:.1%}"))
         return rows
 
     def explain(self) -> str:
