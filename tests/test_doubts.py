@@ -149,6 +149,8 @@ def test_a_kernel_has_the_phase_that_the_host_tells_or_none(tmp_path: Path) -> N
     assert set(trace.breakdown()["phase"]) == {""}
     assert "3 of 3 kernels and copies have no phase and no module" in trace.explain()
     assert trace.timeline("stage")["phase"].to_list() == [""]
+    (legend,) = {row["phase"] for row in trace.chart("timeline").data.values}
+    assert legend == "no phase", "not the names of three kernels"
 
 
 def test_devices_without_a_name_are_unnamed(tmp_path: Path) -> None:

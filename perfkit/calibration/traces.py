@@ -47,6 +47,8 @@ BASES = {
     "host span": "step unmarked, first to last event",
 }
 _CHARTS = ("idle", "breakdown", "timeline", "modules")
+#: What a chart calls work of which no host event tells the phase.
+_NO_PHASE = "no phase"
 #: Roles of recorded work; the other roles fill the time between.
 _WORKED = ("compute", "communication", "copies")
 #: What may cause a difference between two steps.
@@ -527,7 +529,10 @@ class Trace(Tabular):
                 frame.filter(rank=self.busiest)
                 for frame in scales[: 3 if len(self.modules()) > 1 else 1]
             ]
-            return plots.timeline_lanes(pl.concat([*shown, self.timeline()], how="diagonal"))
+            lanes = pl.concat([*shown, self.timeline()], how="diagonal")
+            # names of lone kernels are too long and too many for a legend
+            phase = pl.when(pl.col("phase") == "").then(pl.lit(_NO_PHASE)).otherwise("phase")
+            return plots.timeline_lanes(lanes.with_columns(phase=phase))
         if kind == "modules":
             return plots.module_bars(self.modules())
         return plots.breakdown_bars(
