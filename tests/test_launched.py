@@ -446,7 +446,9 @@ def run_fake_srun(folder: Path, port: int, *words: str) -> subprocess.CompletedP
     )
 
 
-def test_a_killed_rank_ends_all_and_a_second_job_continues(port: int, tmp_path: Path) -> None:
+def test_a_killed_rank_ends_all_and_a_second_job_continues(
+    port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("torch")
     done = run_fake_srun(tmp_path, port, "--kill", "2", "--at", "1000", "--requeue")
     assert done.returncode == 0, done.stderr
@@ -471,6 +473,9 @@ def test_a_killed_rank_ends_all_and_a_second_job_continues(port: int, tmp_path: 
     raw = json.loads((tmp_path / "mine.measurements.json").read_text())
     assert (raw["ranks_per_node"], raw["nodes"]) == (2, 2)
     check_numbers(pk.load_platform(tmp_path / "mine.toml"), nodes=2)
+    words = ["calibrate", "--measurements", str(tmp_path / "mine.measurements.json")]
+    assert main([*words, "--out", str(tmp_path / "again.toml")]) == 0
+    assert "a rehearsal: nothing was timed" in capsys.readouterr().out, "fitted again"
 
 
 def check_numbers(platform: pk.Platform, *, nodes: int) -> None:

@@ -29,6 +29,7 @@ from perfkit.measure.lifelines import Leader
 from perfkit.measure.probes import LARGE, IterationProbe, Probe, write_probe
 from perfkit.measure.processes import run_processes
 from perfkit.measure.records import write_record
+from perfkit.platform.machine import REHEARSAL
 from perfkit.platform.platform import Platform
 from perfkit.readers.kineto import find_iterations, read_kineto
 
@@ -84,7 +85,7 @@ def measure_cluster(
             results = run_processes(job, ranks=base.network.ranks, timeout=7200)
         found = read_answers(results[0])  # rank 0 has all answers
         if rehearse:
-            found = replace(found, id=f"rehearsal, as {base.name} predicts")
+            found = replace(found, id=f"{REHEARSAL}, as {base.name} predicts")
     probes = [
         MeasuredProbe.join(probe, answer) for probe, answer in zip(plan, found.answers, strict=True)
     ]

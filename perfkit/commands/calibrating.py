@@ -11,6 +11,7 @@ from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.options import WHOLE, keep_given, refuse_given
 from perfkit.commands.outputs import Answer, OutputFiles
+from perfkit.ground.files import check_path
 from perfkit.ground.targets import check_target
 from perfkit.ground.units import format_table
 from perfkit.measure.launchers import LaunchedRanks, launched_ranks
@@ -108,7 +109,8 @@ def calibrate_command(
 
     With --device cuda every rank of torchrun, srun or mpirun runs the same line; rank 0 prints and
     writes. GPUs were measured one at a time. The way over several ranks and nodes is proven by
-    --rehearse, with gloo between processes of one machine, and has not run on a cluster of GPUs.
+    --rehearse, with gloo between processes of one machine, under torchrun and a stand-in for srun;
+    it has not run on several GPUs, nor under Slurm or mpirun themselves.
     """
     if rehearse and device is None:
         device = "cuda"
@@ -128,26 +130,22 @@ def calibrate_command(
         )
         return _print_job(out, base, nodes, gpus_per_node, device, rehearse)
     refuse_given("it is for the job that --sbatch prints", nodes=nodes, gpus_per_node=gpus_per_node)
-    measures = not (
-        from_nccl_logs
-        or from_kernel_database
-        or traces
-        or measurements
-        or (base and device != "cuda")
-    )
+    names_others = from_nccl_logs is not None or from_kernel_database is not None
+    fits_recorded = bool(traces) or measurements is not None
+    assembles = names_others or (base is not None and device != "cuda" and not fits_recorded)
+    measures = not assembles and not fits_recorded
     launched = launched_ranks()
     if launched is not None and launched.rank > 0:
         return _follow(launched, measures=measures)
     files = OutputFiles(json_file, out=out)
     files.check()
-    fits_recorded = bool(traces) or measurements is not None
-    base_of_sources = base is not None and device != "cuda" and not fits_recorded
     if from_nccl_logs is None:
         refuse_given(_FOR_LOGS, partial=partial, ranks_per_node=ranks_per_node)
-    if traces:
-        refuse_given(_ONE_SOURCE, measurements=measurements)
-    if from_nccl_logs or from_kernel_database or base_of_sources:
+    if assembles:
         refuse_given(_ONE_SOURCE, traces=traces or None, measurements=measurements)
+    elif traces:
+        refuse_given(_ONE_SOURCE, measurements=measurements)
+    if not measures:
         refuse_given(
             _FOR_MEASURING,
             device=device,
@@ -156,18 +154,10 @@ def calibrate_command(
             models=models,
             rehearse=rehearse,
         )
+    if assembles:
         answer = _assemble(out, base, from_nccl_logs, ranks_per_node, partial, from_kernel_database)
         files.write(answer)
         return 0
-    if fits_recorded:
-        refuse_given(
-            _FOR_MEASURING,
-            device=device,
-            ranks=ranks,
-            quick=quick,
-            models=models,
-            rehearse=rehearse,
-        )
     platform = pk.calibrate(
         out=out,
         base=base,
@@ -182,10 +172,10 @@ def calibrate_command(
     for name in _LEFT:
         if platform.provenance.get(name):
             lines.append(f"{name}: {platform.provenance[name]}")
-    if rehearse:
+    if platform.is_rehearsed:
         lines.append(
-            "a rehearsal: nothing was timed, every number is what the base predicts; the same line "
-            "without --rehearse measures"
+            "a rehearsal: nothing was timed, every number is what the base predicts; to measure, "
+            "calibrate without --rehearse"
         )
     written = f"written to {out}"
     if not measurements and not traces:
@@ -257,11 +247,15 @@ def _assemble(
     from perfkit.platform.sources import assemble_sources, find_base
 
     path = check_target("out", out, ".toml")
-    if not nccl_logs and not kernel_database:
+    if nccl_logs is not None:
+        check_path("from_nccl_logs", nccl_logs)
+    if kernel_database == "":
+        raise ValueError("from_kernel_database is ''; it is empty; name a system, such as h200_sxm")
+    if nccl_logs is None and kernel_database is None:
         raise ValueError(
             "base is given; name the data to fit: --from-nccl-logs, --from-kernel-database, or both"
         )
-    base = pk.load_platform(base_name) if base_name else find_base(kernel_database)
+    base = find_base(kernel_database) if base_name is None else pk.load_platform(base_name)
     platform = assemble_sources(
         base,
         name=path.stem,

@@ -1,8 +1,8 @@
 """The part of a calibration that only a GPU can run: probes timed by events, small iterations under
 the profiler.
 
-It has run on an H100 and an H200 (PyTorch 2.11, CUDA 13.0); tests run it on a CPU with the CUDA
-calls replaced. It uses two private functions of PyTorch: ``torch.cuda._sleep``, a kernel that
+Its timing has run on an H100 and an H200 (PyTorch 2.11, CUDA 13.0), each alone and before `CudaDevice`
+stood around it; tests run all of it on a CPU with the CUDA calls replaced. It uses two private functions of PyTorch: ``torch.cuda._sleep``, a kernel that
 spins, and ``torch._scaled_mm``, fp8 products.
 """
 

@@ -45,6 +45,8 @@ from perfkit.platform.estimates import find_transfers
 ANY = "any"
 #: Entry for every stack that has none of its own.
 OTHERS = "*"
+#: How the source of a platform begins that a rehearsal has written.
+REHEARSAL = "rehearsal"
 #: Ends of the entry of a stack: for models with experts, and for ranks of several nodes.
 EXPERTS, NODES = "experts", "nodes"
 #: The unit of a fitted number is one of these, or one over another.
@@ -359,6 +361,12 @@ class Machine(Typed):
         for fit in self.kernels.values():
             notes |= dict.fromkeys(find_transfers("kernels", fit))
         return tuple(notes)
+
+    @property
+    def is_rehearsed(self) -> bool:
+        """Whether a rehearsal has written it, so that nothing was timed: ``perfkit calibrate
+        --rehearse``."""
+        return str(self.provenance.get("id", "")).startswith(REHEARSAL)
 
     @cached_property
     def has_timed_caches(self) -> bool:

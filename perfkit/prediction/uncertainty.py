@@ -328,7 +328,7 @@ def list_notes(
     for note, seconds in stand_ins.items():
         if seconds > 0.05 * total or note in of_unknown:
             notes.append(note)
-    if str(platform.provenance.get("id", "")).startswith("rehearsal"):
+    if platform.is_rehearsed:
         base = platform.provenance.get("base", "its base")
         notes.append(REHEARSED.format(platform.name, base))
     notes += platform.transferred_kernels
