@@ -1,15 +1,15 @@
 """Changes of a recorded run: what each would do to times and links, at worst, most likely and at
 best.
 
-Each function makes a changed copy of a `Run`. What a trace does not tell is a number of `Case`, with
-its source in docs/formulas.md, table 5.3.
+Each function makes a changed copy of a `Run`. What a trace does not tell is a field of `Case`, all
+of them choices: docs/formulas.md, table 5.3, says what each changes, and on what it was judged.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,16 @@ _MERGED = ("elementwise", "rowwise")
 #: Classes of kernels that do most of the work of a pass.
 _PRODUCTS = ("gemm", "bmm", "attention", "convolution")
 #: Parts into which gradients are cut: PyTorch's DistributedDataParallel takes buckets of 25 MiB
-#: (`bucket_cap_mb`), and a first one of 1 MiB.
+#: (`bucket_cap_mb`) [B]; its first one, of 1 MiB, is not cut off here.
 _BUCKET = 25 * 2**20
-_MOST_BUCKETS = 64
+#: Buckets at least, where their bytes are not known, and at most [-]: choices.
+_FEWEST_BUCKETS, _USUAL_BUCKETS, _MOST_BUCKETS = 2, 8, 64
+#: Start-up of a collective among the ranks of a node or of a few nodes at most [s]: a choice.
+_START_UP = 60e-6
+#: Collectives of which more than this share is awaited by products of their own pass carry
+#: activations [-]; a lone step whose host is in no operator for more than this share of its time may
+#: be no usual one [-]: choices.
+_AWAITED, _OUTSIDE = 0.5, 0.5
 
 
 @dataclass(frozen=True)
@@ -46,15 +53,23 @@ class Case:
         Share of the host's time that graphs of kernels leave [-].
     outside_left : float
         Share of its time in no operator that they leave where that time is in doubt [-].
+    keeps_stops : bool
+        Whether the host still waits inside a step where it does now, so that graphs are between
+        these calls.
+    pauses_left : float
+        Share of what a host takes beyond the median of the ranks that stays [-].
     compiled_host : float
         Share of the host's time for each kernel that compiled code leaves [-].
     merged : float
         Share of the time of element-wise kernels that compiled code leaves [-].
     hidden : float
         Share of exchanged activations that parts of a batch can hide [-].
-    needed : float
-        What the device needs of that for which its host waited: 1 all, 0.5 copies to it, 0 nothing
-        [-].
+    gathers_wait : bool
+        Whether a gather of weights waits for the inputs of the one before it; else the link alone
+        holds it up.
+    needed : str
+        What the device needs of that for which its host waited: ``all``, ``copies`` to it, or
+        ``nothing``.
     loaded : float
         Share of loading that more workers hide [-].
     late : float
@@ -73,10 +88,13 @@ class Case:
     fixed: float
     host_left: float
     outside_left: float
+    keeps_stops: bool
+    pauses_left: float
     compiled_host: float
     merged: float
     hidden: float
-    needed: float
+    gathers_wait: bool
+    needed: Literal["all", "copies", "nothing"]
     loaded: float
     late: float
     hooks: float
@@ -90,10 +108,13 @@ LEAST = Case(
     fixed=0.0,
     host_left=0.15,
     outside_left=1.0,
+    keeps_stops=True,
+    pauses_left=0.5,
     compiled_host=0.75,
     merged=1.0,
     hidden=0.0,
-    needed=1.0,
+    gathers_wait=True,
+    needed="all",
     loaded=0.5,
     late=0.5,
     hooks=0.3,
@@ -106,10 +127,13 @@ LIKELY = Case(
     fixed=2e-6,
     host_left=0.05,
     outside_left=0.0,
+    keeps_stops=False,
+    pauses_left=0.0,
     compiled_host=0.55,
     merged=0.6,
     hidden=0.4,
-    needed=0.5,
+    gathers_wait=True,
+    needed="copies",
     loaded=1.0,
     late=0.2,
     hooks=0.15,
@@ -122,16 +146,18 @@ MOST = Case(
     fixed=6e-6,
     host_left=0.0,
     outside_left=0.0,
+    keeps_stops=False,
+    pauses_left=0.0,
     compiled_host=0.35,
     merged=0.3,
     hidden=1.0,
-    needed=0.0,
+    gathers_wait=False,
+    needed="nothing",
     loaded=1.0,
     late=0.0,
     hooks=0.0,
     waits=0.0,
 )
-CASES = (LEAST, LIKELY, MOST)
 
 #: A change of a run in a case.
 Apply = Callable[[Run, Case], Run]
@@ -183,7 +209,7 @@ def group_collectives(run: Run) -> list[Collectives]:
     found = []
     for (name, phase), numbers in groups.items():
         is_late = phase in ("backward", "update", "")
-        is_awaited = sum(number in awaited for number in numbers) > 0.5 * len(numbers)
+        is_awaited = sum(number in awaited for number in numbers) > _AWAITED * len(numbers)
         role = "activations"
         if (
             name == "all_gather"
@@ -240,10 +266,6 @@ def speed_up(run: Run, case: Case, numbers: Iterable[int], factor: float = 2.0) 
         moved = max(seconds - waited - start_up, 0.0)
         changed.seconds[number] = seconds - moved * (1.0 - case.link_left) * (1.0 - 1.0 / factor)
     return changed
-
-
-#: Start-up of a collective among the ranks of a node or of a few nodes at most [s]: a choice.
-_START_UP = 60e-6
 
 
 # -- overlap
@@ -322,7 +344,8 @@ def _cut_into_buckets(
         if not computed[rank]:
             return
     nbytes = sum(items[number].nbytes for number in numbers)
-    count = int(np.clip(math.ceil(nbytes / _BUCKET) if nbytes else 8, 2, _MOST_BUCKETS))
+    count = math.ceil(nbytes / _BUCKET) if nbytes else _USUAL_BUCKETS
+    count = min(max(count, _FEWEST_BUCKETS), _MOST_BUCKETS)
     count = max(count, len(numbers))
     seconds = sum(run.seconds[number] for number in numbers)
     before: int | None = None
@@ -375,7 +398,7 @@ def prefetch_weights(
         for place, number in enumerate(of_rank):
             previous = of_rank[max(place - 1, 0)]
             kept = [link for link in run.links[number] if link.kind == "stream"]
-            if place and case.hidden < 1.0:  # at best, weights come as fast as the link allows
+            if place and case.gathers_wait:
                 kept += [link for link in run.links[previous] if link.kind in ("input", "launch")]
             elif not place:
                 kept = run.links[number]
@@ -452,8 +475,8 @@ class Straggler(NamedTuple):
     alike: bool
 
 
-def find_stragglers(run: Run) -> list[Straggler]:
-    """Find the ranks for which the others wait longest.
+def find_straggler(run: Run) -> Straggler | None:
+    """Find the rank for which the others wait longest.
 
     Parameters
     ----------
@@ -462,8 +485,8 @@ def find_stragglers(run: Run) -> list[Straggler]:
 
     Returns
     -------
-    stragglers : list of Straggler
-        At most two.
+    straggler : Straggler or None
+        None where no two ranks meet.
     """
     items, steps = run.items, len(run.steps)
     late: dict[int, float] = {}
@@ -482,24 +505,21 @@ def find_stragglers(run: Run) -> list[Straggler]:
         others = [begin for rank, begin in begins.items() if rank != last]
         late[last] = late.get(last, 0.0) + begins[last] - float(np.median(others))
         count[last] = count.get(last, 0) + 1
+    if not late:
+        return None
     busy, hosts, names = _sum_by_rank(run)
-    alike = all(names[rank] == names[run.ranks[0]] for rank in run.ranks)
-    found = []
-    for rank in sorted(late, key=lambda rank: -late[rank])[:2]:
-        other_ranks = [other for other in run.ranks if other != rank]
-        usual = float(np.median([busy[other] for other in other_ranks]))
-        usual_host = float(np.median([hosts[other] for other in other_ranks]))
-        found.append(
-            Straggler(
-                rank,
-                late[rank] / steps,
-                round(count[rank] / steps),
-                busy[rank] / usual if usual > 0 else 1.0,
-                hosts[rank] / usual_host if usual_host > 0 else 1.0,
-                alike,
-            )
-        )
-    return found
+    rank = max(late, key=lambda rank: late[rank])
+    other_ranks = [other for other in run.ranks if other != rank]
+    usual = float(np.median([busy[other] for other in other_ranks]))
+    usual_host = float(np.median([hosts[other] for other in other_ranks]))
+    return Straggler(
+        rank=rank,
+        late=late[rank] / steps,
+        meetings=round(count[rank] / steps),
+        slower=busy[rank] / usual if usual > 0 else 1.0,
+        host_slower=hosts[rank] / usual_host if usual_host > 0 else 1.0,
+        alike=all(names[other] == names[rank] for other in other_ranks),
+    )
 
 
 def _sum_by_rank(run: Run) -> tuple[dict[int, float], dict[int, float], dict[int, Counter[str]]]:
@@ -542,22 +562,21 @@ def balance_rank(run: Run, case: Case, straggler: Straggler) -> Run:
 
 
 def _copy_times(run: Run, changed: Run, straggler: Straggler) -> None:
-    """Give the kernels of a rank the median times of the same kernels on other ranks, and its host
-    the median pace, where these are shorter."""
+    """Give all kernels of a rank the median times of the same kernels on other ranks if it is slower
+    in sum (noise of single kernels is not the rank's), and its host the median pace if that is
+    shorter."""
     works: dict[int, list[int]] = {rank: [] for rank in run.ranks}
     for number, item in enumerate(run.items):
         if item.role == "compute":
             works[item.rank].append(number)
     own = works.pop(straggler.rank)
     others = [numbers for numbers in works.values() if len(numbers) == len(own)]
-    if others:
+    if others and straggler.slower > 1.0:
         usual = np.median(
             [[run.seconds[number] for number in numbers] for numbers in others], axis=0
         )
-        slower = max(straggler.slower, 1e-9)
         for number, seconds in zip(own, usual.tolist(), strict=True):
-            # noise of single kernels is not the rank's
-            changed.seconds[number] = seconds if slower > 1.0 else run.seconds[number]
+            changed.seconds[number] = seconds
     if straggler.host_slower > 1.0:
         _scale_host(changed, 1.0 / straggler.host_slower, rank=straggler.rank)
 
@@ -633,13 +652,12 @@ def _find_own(run: Run, number: int) -> float:
 
 
 def even_hosts(run: Run, case: Case, pauses: Pauses) -> Run:
-    """Hosts that pause take what the median of the ranks takes at that place; at least half of
-    it."""
+    """Hosts that pause take what the median of the ranks takes at that place, and a share of what
+    they take beyond it."""
     changed = run.copy()
-    left = 0.5 if case.needed == 1.0 else 0.0
     for number, usual in pauses.launches.items():
         changed.links[number] = [
-            link._replace(lag=usual + left * max(link.lag - usual, 0.0))
+            link._replace(lag=usual + case.pauses_left * max(link.lag - usual, 0.0))
             if link.kind == "host"
             else link
             for link in run.links[number]
@@ -715,7 +733,7 @@ def find_outside(run: Run) -> Outside:
             outside += min(item.outside, own)
             whole += own
     is_unmarked = run.lead is None and run.steps == (-1,)
-    is_mostly_outside = len(run.steps) == 1 and outside > 0.5 * whole
+    is_mostly_outside = len(run.steps) == 1 and outside > _OUTSIDE * whole
     per_step = outside / len(run.steps) / max(len(run.ranks), 1)
     return Outside(per_step, is_unmarked or is_mostly_outside)
 
@@ -753,10 +771,10 @@ def find_stops(run: Run) -> list[int]:
 
 
 def launch_graphs(run: Run, case: Case) -> Run:
-    """Launch all kernels of a step at once; time of the host in no operator may stay. At least, the
-    host still waits where it does now: graphs are between these calls, which stay as they are."""
+    """Launch all kernels of a step at once; time of the host in no operator may stay. Where the host
+    keeps its waits inside the step, graphs are between these calls, which stay as they are."""
     changed = run.copy()
-    stops = set(find_stops(run)) if case.outside_left == 1.0 else set()
+    stops = set(find_stops(run)) if case.keeps_stops else set()
     after: dict[tuple[int, int], int] = {}  # waits so far, of a step of a rank
     outside_left = case.outside_left if find_outside(run).is_in_doubt else 0.0
     sums: dict[tuple[int, int, int], float] = {}
@@ -890,9 +908,9 @@ def free_host(run: Run, case: Case, numbers: Iterable[int]) -> Run:
 def _may_be_needed(awaited: Item, case: Case) -> bool:
     """Whether the device may need what the host waited for: copies to it, and at worst kernels, but
     not what the host reads."""
-    if case.needed == 0.0 or "DtoH" in awaited.kernel:
+    if case.needed == "nothing" or "DtoH" in awaited.kernel:
         return False
-    return awaited.role == "copies" or case.needed == 1.0
+    return awaited.role == "copies" or case.needed == "all"
 
 
 def _drop_block(links: Sequence[Link]) -> list[Link]:

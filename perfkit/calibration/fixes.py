@@ -24,7 +24,7 @@ from perfkit.calibration.fix_changes import (
     find_outside,
     find_pauses,
     find_stops,
-    find_stragglers,
+    find_straggler,
     free_host,
     group_collectives,
     launch_graphs,
@@ -685,12 +685,13 @@ def _speed(numbers: Sequence[int], run: Run, case: Case) -> Run:
 def _list_balances(run: Run) -> list[_Candidate]:
     """Ranks for which others wait."""
     candidates = []
-    for straggler in find_stragglers(run)[:1]:
+    straggler = find_straggler(run)
+    if straggler is not None:
         why = (
             f"its kernels take {straggler.slower:.2f} times as long as on the median of the others"
         )
         advice = "Look at clocks, temperature and power of this GPU, and exchange it."
-        if straggler.host_slower > max(1.05, straggler.slower):
+        if straggler.host_slower > max(1.0, straggler.slower):
             why += f", and its host {straggler.host_slower:.2f} times"
             advice = "Look at what else runs on the cores of this rank: loaders, pinning, garbage collection."
         if not straggler.alike:
