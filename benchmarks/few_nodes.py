@@ -36,6 +36,7 @@ from benchmarks.helpers.tables import Row, lay_out
 from perfkit.ground.files import find_reference
 from perfkit.platform import collective_costs
 from perfkit.platform.collective_costs import NODES_OF_LINK, SIGMA_TRANSFER
+from perfkit.platform.datasheets import HOP
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.sources import add_curves
 from perfkit.readers.nccl import read_nccl_tests
@@ -210,7 +211,9 @@ def list_published() -> Iterator[System]:
                 group = group.filter(pl.col("nbytes") >= LARGE)
         else:
             # eight adapters of 100 Gb/s are no network of a provider
-            platform = platform.with_link("inter", bandwidth=12.5e9, latency=5e-6).with_nodes(2)
+            platform = platform.with_link("inter", bandwidth=12.5e9, latency=HOP.value).with_nodes(
+                2
+            )
             way = "gallery's node, 8 x 100 Gb/s"
         yield from _judge_many(name, way, platform, group)
     curves = _read_published("nccl_nodes.csv").filter(pl.col("operation") == "all_reduce")

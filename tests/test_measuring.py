@@ -99,8 +99,33 @@ def test_commands_take_the_file_of_a_platform(tmp_path) -> None:
     assert joined == f"{path}@p5" and pk.load_platform(joined).network.links["inter"].name
     missing = pk.what_to_measure(mine, nodes=2, network="p5")
     assert f"--base {path}@p5 --out mine.toml" in missing.table()["commands"][0]
-    # a name of the gallery stays one, also where its file was read before
-    pk.load_platform("h100-sxm-8").with_nodes(64).save(tmp_path / "gallery.toml")
-    pk.load_platform(tmp_path / "gallery.toml")
+    # a file is named also where the gallery has its name, and the gallery's is not by that of the file
+    copy = tmp_path / "gallery.toml"
+    pk.load_platform("h100-sxm-8").with_nodes(64).save(copy)
+    assert spell_platform(pk.load_platform(copy).with_nodes(4)) == str(copy)
     assert spell_platform(pk.load_platform("h100-sxm-8x64@p5")) == "h100-sxm-8x64@p5"
     assert spell_platform(pk.load_platform("h100-sxm-8x64")) == "h100-sxm-8x64"
+
+
+def test_where_a_platform_was_read_from_is_of_that_platform_alone(tmp_path) -> None:
+    """Two files with one name, read one after the other; no file says where it was read from."""
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    for path in (first, second):
+        replace(pk.load_platform("h100-sxm-8"), name="ours").save(path)
+    ours, theirs = pk.load_platform(first), pk.load_platform(second)
+    assert ours == theirs and ours.to_toml() == theirs.to_toml() == first.read_text()
+    assert spell_platform(ours) == str(first)
+    assert spell_platform(theirs) == str(second)
+    # a platform that was made from it is in no file yet
+    assert spell_platform(replace(ours, name="calibrated")) == "calibrated.toml"
+    assert spell_platform(pk.Platform.from_toml(ours.to_toml())) == "ours.toml"
+
+
+def test_folders_of_a_platform_may_have_any_name(tmp_path) -> None:
+    folder = tmp_path / "me@work and home"
+    folder.mkdir()
+    path = folder / "ours.toml"
+    replace(pk.load_platform("h100-sxm-8"), name="ours").save(path)
+    for platform in (str(path), pk.load_platform(path), pk.load_platform(f"{path}@p5")):
+        missing = pk.what_to_measure(platform, nodes=2, network="nd-h100-v5")
+        assert f"--base '{path}@nd-h100-v5' --out" in missing.table()["commands"][0]

@@ -1,7 +1,9 @@
 """What each measurement that was not made would narrow: intervals now, and as if it were made."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,7 +203,7 @@ def what_to_measure(
     now = find_widths(where)
     base = spell_platform(platform) if isinstance(platform, Platform) else str(platform)
     if network is not None:
-        base = f"{base.partition('@')[0]}@{network}"
+        base = f"{_leave_out_network(base)}@{network}"
     rows = []
     for measurement in _list_measurements(where, workload, base):
         after = find_widths(measurement.platform)
@@ -212,6 +214,14 @@ def what_to_measure(
             row[f"{name}_after"] = _find_smaller(width_now, width_after)
         rows.append({**row, "commands": measurement.commands})
     return MissingMeasurements(_sort_rows(rows), _describe(where, workload))
+
+
+def _leave_out_network(base: str) -> str:
+    """A name without the network after its @; folders of a file may have an @, too."""
+    if Path(base).is_file():
+        return base
+    node, at, _ = base.rpartition("@")
+    return node if at else base
 
 
 def _widen(platform: Platform, operation: str, nbytes: float) -> float | None:
@@ -262,7 +272,8 @@ def _list_measurements(platform: Platform, workload: Any, base: str) -> Iterator
     into."""
     network = platform.network
     local = network.ranks_per_node
-    fit = f"perfkit calibrate --from-nccl-logs logs/ --base {base} --out mine.toml"
+    base_option = f"--base {shlex.quote(base)}"
+    fit = f"perfkit calibrate --from-nccl-logs logs/ {base_option} --out mine.toml"
     inside = {key: curve for key, curve in platform.collectives.items() if _is_inside(key, local)}
     if local > 1 and any(_is_of_others(curve) for curve in inside.values()):
         fits = {key: _trust(curve, INSIDE_SPREAD) for key, curve in inside.items()}
@@ -281,7 +292,7 @@ def _list_measurements(platform: Platform, workload: Any, base: str) -> Iterator
     has_other_kernels = any(_is_of_others(curve) for curve in platform.kernels.values())
     if has_other_kernels or host != dict(platform.host):
         measured = replace(platform, kernels=kernels, host=host)
-        device = "" if platform.device.kind == "cpu" else f" --device cuda --base {base}"
+        device = "" if platform.device.kind == "cpu" else f" --device cuda {base_option}"
         command = f"perfkit calibrate{device} --out mine.toml"
         yield _Measurement("kernels and hosts of a node", measured, command)
     steps = _measure_steps(platform, workload.family)

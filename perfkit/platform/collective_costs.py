@@ -409,7 +409,7 @@ def grow_with_nodes(nodes: float, measured: float = NODES_OF_LINK) -> float:
     .. math:: s = 0.17 \sqrt{\log_2(N / N_0)}
 
     A network of more nodes has more switches on the way, whose errors add up like a random walk.
-    Fitted to published bus bandwidths of nine systems on up to 248 nodes
+    Fitted to published bus bandwidths of eight systems on 3 to 248 nodes
     (docs/formulas.md, table 1.4).
 
     Examples

@@ -66,7 +66,9 @@ def encode(value: Any) -> Any:
         needed = {
             item.name for item in fields(value) if item.default is item.default_factory is MISSING
         }
-        entries = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
+        # what does not count for equality, such as where a platform was read from, is in no file
+        kept = [item.name for item in fields(value) if item.compare]
+        entries = {name: encode(getattr(value, name)) for name in kept}
         usual = (("starts", 1), ("regions", 1), ("sharers", 1))
         empty = {
             k

@@ -2,15 +2,16 @@
 by path."""
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from perfkit.ground.results import Table
 from perfkit.ground.units import show
 from perfkit.platform.datasheets import list_datasheets
 from perfkit.platform.file import find_file, list_gallery
-from perfkit.platform.machine import PlatformError, list_numbers
+from perfkit.platform.machine import Origin, PlatformError, list_numbers
 from perfkit.platform.node_networks import find_fabric
 from perfkit.platform.platform import Platform
 
@@ -26,16 +27,23 @@ _FORM = re.compile(r"\b(SXM|PCIE|NVL)\d?\b")
 _SLICE = re.compile(r"\bMIG \d+g\.", re.IGNORECASE)
 #: Name of a node or cluster: a device, the ranks of a node, and perhaps the number of nodes.
 _NODE = re.compile(r"(.+)-([1-9][0-9]{0,3})(?:x([1-9][0-9]{0,5}))?")
-#: Files that were loaded, by the name of their platform.
-_FILES: dict[str, str] = {}
 #: A platform, a name of the gallery or a file.
 Named: TypeAlias = Platform | str | Path
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path, changed: int, size: int, nodes: int | None = None) -> Platform:
-    """Read a file once until it changes, with another number of nodes where one is given."""
-    return Platform.load(path) if nodes is None else _read(path, changed, size).with_nodes(nodes)
+def _read(path: Path, changed: int, size: int, named: str | None) -> Platform:
+    """Read a file once until it changes; `named` is how the caller names it, None in the gallery."""
+    platform = Platform.load(path)
+    if named is None:
+        return platform
+    return replace(platform, origin=Origin(named, platform.name))
+
+
+@lru_cache(maxsize=64)
+def _read_nodes(path: Path, changed: int, size: int, named: str | None, nodes: int) -> Platform:
+    """A file with another number of nodes, once until it changes."""
+    return _read(path, changed, size, named).with_nodes(nodes)
 
 
 def load_platform(platform: Named) -> Platform:
@@ -86,10 +94,34 @@ def load_platform(platform: Named) -> Platform:
                 name = known
     path = find_file(name)
     facts = path.stat()
-    found = _read(path.resolve(), facts.st_mtime_ns, facts.st_size, nodes)
-    if found.name not in list_gallery():
-        _FILES[found.name] = str(path)
-    return found
+    named = None if path in list_gallery().values() else str(path)
+    if nodes is None:
+        return _read(path.resolve(), facts.st_mtime_ns, facts.st_size, named)
+    return _read_nodes(path.resolve(), facts.st_mtime_ns, facts.st_size, named, nodes)
+
+
+class _SplitName(NamedTuple):
+    """Parts of the name of a platform."""
+
+    node: str  # with the number of nodes only where the gallery writes it, as in h100-sxm-8x4
+    network: str  # of a provider, with its @; empty without one
+
+
+def _split_name(name: str) -> _SplitName:
+    """Split the name of a platform, as `Platform.with_nodes` writes it."""
+    plain, at, fabric = name.replace(" by datasheet", "").partition("@")
+    node = re.sub(r"(, \d+ nodes)?( in \d+ regions)?$", "", plain)
+    return _SplitName(node, f"{at}{fabric}")
+
+
+def _is_derived(name: str, origin: Origin) -> bool:
+    """Whether a platform has the name of that in a file, but for the number of nodes and the network.
+
+    Another name is of a platform that is in no file, such as one that was calibrated from it.
+    """
+    nodes = r"(?<=\d)x\d+$"
+    node = re.sub(nodes, "", _split_name(name).node)
+    return node == re.sub(nodes, "", _split_name(origin.name).node)
 
 
 def spell_platform(platform: Platform) -> str:
@@ -103,17 +135,17 @@ def spell_platform(platform: Platform) -> str:
     Returns
     -------
     text : str
-        A name that `load_platform` knows, else the file that it was loaded from, else the file that
+        The file that it was loaded from, else a name that `load_platform` knows, else the file that
         ``platform.save`` would be asked for.
     """
-    name, at, fabric = platform.name.removesuffix(" by datasheet").partition("@")
-    node = re.sub(r"(, \d+ nodes)?( in \d+ regions)?$", "", name)
+    node, network = _split_name(platform.name)
+    if platform.origin is not None and _is_derived(platform.name, platform.origin):
+        return f"{platform.origin.path}{network}"
     try:
-        load_platform(f"{node}{at}{fabric}")
+        load_platform(f"{node}{network}")
     except PlatformError:
-        file = _FILES.get(node, f"{node}.toml")
-        return f"{file}{at}{fabric}"
-    return f"{node}{at}{fabric}"
+        return f"{node}.toml{network}"
+    return f"{node}{network}"
 
 
 def _load_with_fabric(name: str) -> Platform:
@@ -122,7 +154,7 @@ def _load_with_fabric(name: str) -> Platform:
     Of the gallery it is the single node: the network that was measured on several of them is
     another one.
     """
-    node, _, fabric = name.partition("@")
+    node, _, fabric = name.rpartition("@")  # a folder may have an @, too
     try:
         find_fabric(fabric)
     except ValueError as error:

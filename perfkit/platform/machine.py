@@ -241,6 +241,22 @@ class Context(Typed):
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The file that a platform was read from.
+
+    Parameters
+    ----------
+    path : str
+        The file, as the caller named it [-].
+    name : str
+        Name of the platform in it [-].
+    """
+
+    path: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Machine(Typed):
     """The numbers of a platform; `Platform` adds what is asked of it.
 
@@ -266,6 +282,9 @@ class Machine(Typed):
     host_memory : HostMemory, optional
         Memory of the host, if it is not the usual one of the device, see
         `perfkit.platform.host_memory` [-].
+    origin : Origin, optional
+        The file that it, or what it was derived from, was read from; None for one of the gallery, of a
+        datasheet or that was made. It is in no file, and equal platforms may have unlike ones [-].
     """
 
     name: str
@@ -277,6 +296,7 @@ class Machine(Typed):
     context: Context = field(default_factory=Context)
     provenance: Mapping[str, str] = field(default_factory=dict)
     host_memory: HostMemory | None = None
+    origin: Origin | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -58,6 +58,8 @@ class Platform(Machine, Reported):
         Machine, versions and dates of a calibration [-].
     host_memory : HostMemory, optional
         Memory of the host, if it is not the usual one of the device, see `with_host_memory` [-].
+    origin : Origin, optional
+        The file that `load_platform` read it from [-].
 
     Examples
     --------
