@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from perfkit.platform.gallery import load_platform  # noqa: E402
 from perfkit.prediction.predictor import predict  # noqa: E402
 from perfkit.prediction.recordings import record  # noqa: E402
+from perfkit.recording import scripts  # noqa: E402
 from perfkit.recording.scripts import Recording  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 from perfkit.workloads.graph import Graph  # noqa: E402
@@ -69,11 +70,11 @@ def list_notes(recording: Recording, part: str) -> list[str]:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_loop_gives_the_graph_of_its_step(device: str) -> None:
     def make_step():
-        model, updates = make_model()
+        model, updates = make_model(device)
         return lambda: train(model, updates)
 
     with record(device=device) as recording:
-        model, updates = make_model()
+        model, updates = make_model(device)
         for _ in range(1000):
             train(model, updates)
         raise AssertionError("the loop is ended before")
@@ -201,6 +202,37 @@ def test_a_loop_that_updates_by_hand_ends_its_iterations_with_backward_passes() 
     names = list_names(recording.graph)
     assert (names.count("addmm"), names.count("mm"), names.count("sub_")) == (1, 1, 2)
     assert recording.graph.parameters == WIDTH * WIDTH + WIDTH
+
+
+def test_a_loop_whose_optimizer_never_updates_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts, "MOST_PASSES", 8)
+    with (
+        pytest.raises(ValueError, match=r"no optimizer of the loop has updated in 8 backward"),
+        record(device="cpu"),
+    ):
+        model, _idle = make_model()
+        for _ in range(100):
+            model(torch.ones(ROWS, WIDTH)).sum().backward()
+        raise AssertionError("the loop is ended before")
+
+
+def test_a_loop_whose_first_optimizer_stalls_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts, "MOST_PASSES", 8)
+    with (
+        pytest.raises(ValueError, match=r"SGD, the first optimizer that updated, did not do so"),
+        record(device="cpu"),
+    ):
+        train(*make_model())
+        model, updates = make_model()
+        for _ in range(100):
+            train(model, updates)
+        raise AssertionError("the loop is ended before")
+
+
+@pytest.mark.parametrize("rank", [0.5, "0", True, -1])
+def test_a_rank_is_a_whole_number(rank: Any) -> None:
+    with pytest.raises(ValueError, match=r"rank is .*whole number of 0 or more"):
+        record(ranks=2, rank=rank)
 
 
 def test_a_single_update_is_recorded_from_the_first_forward_pass() -> None:

@@ -44,6 +44,9 @@ from perfkit.workloads.iterations import RecordedIteration, RecordedLoop, count_
 USUAL_ITERATIONS = 4
 #: Further iterations with other numbers in place of those that the loop reads, at most [-].
 MOST_PROBES = 8
+#: Backward passes without an update of the first optimizer, after which a recording ends [-]. A
+#: choice: gradients of so many passes are not added up for one update.
+MOST_PASSES = 1024
 #: What is said of iterations that differ.
 DIFFERENT = (
     "the iterations of the loop differ: {alike} of {count} that were recorded are like the graph; all have {operations} "
@@ -70,6 +73,16 @@ NO_OPTIMIZER = (
 BY_HAND = (
     "the loop has no optimizer of PyTorch; an iteration is what lies between the ends of two backward passes, also if the "
     "gradients of several passes are added up for one update"
+)
+#: What is said of a loop whose iterations do not end.
+STALLED = (
+    "{optimizer} in {passes:,} backward passes, and its update ends an iteration; make only optimizers that train, or "
+    "record the part of the loop in which this one does"
+)
+#: What is said of a loop for a GPU that names none.
+NO_GPU = (
+    "the loop puts nothing on a GPU, and all of it counts as run by one, without copies of batches to it; move model and "
+    "batches, as by .to('cuda'), or record it with device='cpu'"
 )
 NO_COLLECTIVE = (
     "the iteration has no collective between its {} ranks; for data-parallel training wrap the model in "
@@ -115,9 +128,11 @@ class Recording(RecordedLoop):
         check_choice("device", device, ("cpu", "cuda"))
         self._ranks = int(check_positive("ranks", ranks, integer=True))
         self._wanted = int(check_positive("iterations", iterations, integer=True))
-        if not 0 <= rank < self._ranks:
+        self._rank = int(check_positive("rank", rank, integer=True, zero=True))
+        if self._rank >= self._ranks:
             raise ValueError(f"rank is {rank}; it must be 0 to {self._ranks - 1}")
-        self._rank, self._gpu, self._to_packages = rank, gpu, to_packages
+        self._gpu = gpu
+        self._to_packages = to_packages
         self._device = device
         self._stack = ExitStack()
         self._recorder: Recorder | None = None
@@ -126,6 +141,9 @@ class Recording(RecordedLoop):
         self._depth = 0  # how often its method `step` has called itself, as that of a derived class
         self._is_by_hand: bool | None = None  # whether the loop has no optimizer, once it is known
         self._updates = 0  # or backward passes of a loop without an optimizer
+        self._passes = 0  # backward passes since the last end of an iteration
+        self._refusal = ""  # why there is no iteration
+        self._has_read = False  # whether the loop has read a computed number
         self._is_over = False  # whether enough is recorded
         self._trails: list[Trail] = []  # of each kind of iteration
         self._line = ""  # where the loop first reads a computed number
@@ -136,6 +154,12 @@ class Recording(RecordedLoop):
         self._unused: list[str] = []  # what to say of optimizers that do not update
         self._counts: list[int] = []  # iterations of each kind
         self._graphs: list[Graph] = []  # of each kind
+
+    @property
+    def has_placeholders(self) -> bool:
+        """Whether the loop has read computed numbers, such as a loss that it prints: they count as 1,
+        and mean nothing."""
+        return self._has_read
 
     # -- the block
 
@@ -211,16 +235,31 @@ class Recording(RecordedLoop):
             self._end_iteration(recorder)
 
     def _end_backward(self) -> None:
-        """End an iteration of a loop without an optimizer after its backward pass."""
+        """End an iteration of a loop without an optimizer after its backward pass. With one, count the
+        passes, as it may never update."""
         recorder = self._recorder
-        if self._first is not None or recorder is None:
+        if recorder is None:
             return
-        if self._is_by_hand is None:
+        if self._first is None and self._is_by_hand is None:
             # optimizers of other loops may be alive, too
             of_loop = [each for each in find_alive(Optimizer) if list_own_weights(recorder, each)]
             self._is_by_hand = not of_loop
-        if self._is_by_hand:
+        if self._first is None and self._is_by_hand:
             self._end_iteration(recorder)
+            return
+        self._passes += 1
+        if self._passes >= MOST_PASSES:
+            if self._tried > 0:
+                raise EndlessStep
+            stall = self._describe_stall()
+            self._refusal = STALLED.format(optimizer=stall, passes=MOST_PASSES)
+            raise LoopEnds
+
+    def _describe_stall(self) -> str:
+        """Which optimizer does not update, as the beginning of a sentence."""
+        if self._first is None:
+            return "no optimizer of the loop has updated"
+        return f"{type(self._first).__name__}, the first optimizer that updated, did not do so again"
 
     def _end_iteration(self, recorder: Recorder) -> None:
         """End an iteration, and begin the next one unless enough are recorded."""
@@ -229,7 +268,9 @@ class Recording(RecordedLoop):
         if self._is_over:  # a loop that goes on after all errors
             raise LoopEnds
         self._updates += 1
+        self._passes = 0
         trail = recorder.trail
+        self._has_read = self._has_read or trail.reads > 0
         if self._tried > 0:
             self._judge(trail)
         elif self._updates > 1:
@@ -310,8 +351,11 @@ class Recording(RecordedLoop):
 
     def _finish(self, recorder: Recorder) -> None:
         """Make the iterations, with what is to be said of them."""
+        if self._refusal:
+            raise ValueError(self._refusal)
         if not self._updates:
             raise ValueError(NO_OPTIMIZER)
+        self._has_read = self._has_read or recorder.trail.reads > 0
         notes = [*self._unused]
         if self._is_by_hand:
             notes.append(BY_HAND)
@@ -322,6 +366,8 @@ class Recording(RecordedLoop):
             notes.append(DECIDED.format(self._line))
         if not any(map(len, self._graphs)):
             notes.append(EMPTY)
+        if recorder.accelerator and not recorder.places.gpus:
+            notes.append(NO_GPU)
         if self._ranks > 1 and not any(len(graph.collectives) for graph in self._graphs):
             notes.append(NO_COLLECTIVE.format(self._ranks))
         made = []
