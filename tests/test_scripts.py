@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="record needs torch: pip install 'pe
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from perfkit.platform.gallery import load_platform  # noqa: E402
@@ -229,10 +230,12 @@ def test_a_loop_whose_first_optimizer_stalls_is_ended(monkeypatch: pytest.Monkey
         raise AssertionError("the loop is ended before")
 
 
-@pytest.mark.parametrize("rank", [0.5, "0", True, -1])
-def test_a_rank_is_a_whole_number(rank: Any) -> None:
-    with pytest.raises(ValueError, match=r"rank is .*whole number of 0 or more"):
+@pytest.mark.parametrize("rank", [0.5, "0", True, -1, 2])
+def test_a_rank_is_one_of_the_ranks(rank: Any) -> None:
+    with pytest.raises(ValueError, match=r"rank is .* must be (a whole number of 0 or|0 to 1)"):
         record(ranks=2, rank=rank)
+    with pytest.raises(ValueError, match=r"rank is .* must be (a whole number of 0 or|0 to 1)"):
+        capture(lambda: lambda: torch.ones(1) + 1, ranks=2, rank=rank)
 
 
 def test_a_single_update_is_recorded_from_the_first_forward_pass() -> None:
@@ -455,6 +458,19 @@ def test_a_loop_of_several_ranks_runs_as_a_launcher_starts_it() -> None:
     assert len(recording.graph.collectives) == 2  # the gradients, and the barrier
 
 
+def test_a_loop_of_sharded_weights_ends_its_iterations_with_updates() -> None:
+    with warnings.catch_warnings(), record(ranks=2) as recording:
+        warnings.simplefilter("error")
+        model = nn.Linear(WIDTH, WIDTH)
+        fully_shard(model)
+        updates = torch.optim.SGD(model.parameters(), 0.1)
+        while True:
+            train(model, updates)
+    assert (recording.count, len(recording.iterations)) == (4, 1)
+    assert recording.graph.updated_by == "sgd"
+    assert list_names(recording.graph).count("all_gather") == 1
+
+
 def test_the_first_version_of_fsdp_is_refused_with_a_way_out() -> None:
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     with pytest.raises(ValueError, match="first version of FSDP"), record(ranks=2):
@@ -531,6 +547,17 @@ def test_states_of_random_numbers_may_come_from_another_rank() -> None:
         generator.set_state(state.cpu())
         torch.set_rng_state(state.cpu())
         model, updates = make_model("cuda")
+        while True:
+            train(model, updates)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loop_that_uses_no_gpu_is_told_so(ranks: int) -> None:
+    with pytest.warns(UserWarning, match="puts nothing on a GPU"), record(ranks=ranks):
+        model: Any = nn.Linear(WIDTH, WIDTH)
+        if ranks > 1:
+            model = DistributedDataParallel(model)
+        updates = torch.optim.SGD(model.parameters(), 0.1)
         while True:
             train(model, updates)
 

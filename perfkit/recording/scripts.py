@@ -30,6 +30,7 @@ from perfkit.recording.sandbox import find_alive
 from perfkit.recording.scripts_answers import answer_scripts
 from perfkit.recording.steps import (
     EMPTY,
+    check_rank,
     describe_dense_gradients,
     end_iteration,
     find_unused_optimizers,
@@ -128,9 +129,7 @@ class Recording(RecordedLoop):
         check_choice("device", device, ("cpu", "cuda"))
         self._ranks = int(check_positive("ranks", ranks, integer=True))
         self._wanted = int(check_positive("iterations", iterations, integer=True))
-        self._rank = int(check_positive("rank", rank, integer=True, zero=True))
-        if self._rank >= self._ranks:
-            raise ValueError(f"rank is {rank}; it must be 0 to {self._ranks - 1}")
+        self._rank = check_rank(rank, self._ranks)
         self._gpu = gpu
         self._to_packages = to_packages
         self._device = device
@@ -259,7 +258,9 @@ class Recording(RecordedLoop):
         """Which optimizer does not update, as the beginning of a sentence."""
         if self._first is None:
             return "no optimizer of the loop has updated"
-        return f"{type(self._first).__name__}, the first optimizer that updated, did not do so again"
+        return (
+            f"{type(self._first).__name__}, the first optimizer that updated, did not do so again"
+        )
 
     def _end_iteration(self, recorder: Recorder) -> None:
         """End an iteration, and begin the next one unless enough are recorded."""
@@ -366,7 +367,7 @@ class Recording(RecordedLoop):
             notes.append(DECIDED.format(self._line))
         if not any(map(len, self._graphs)):
             notes.append(EMPTY)
-        if recorder.accelerator and not recorder.places.gpus:
+        if recorder.accelerator and not recorder.places.gpus and not self._divides_weights():
             notes.append(NO_GPU)
         if self._ranks > 1 and not any(len(graph.collectives) for graph in self._graphs):
             notes.append(NO_COLLECTIVE.format(self._ranks))
@@ -380,6 +381,12 @@ class Recording(RecordedLoop):
             self._say_difference()
         for note in self.graph.notes:
             warnings.warn(note, stacklevel=3)
+
+    def _divides_weights(self) -> bool:
+        """Whether ranks gather weights, as fully_shard lets them; it moves weights and batches to the
+        GPU."""
+        names = {label.name for graph in self._graphs for label in graph.labels}
+        return "all_gather" in names
 
     def _say_difference(self) -> None:
         """Add to the graphs how much the iterations differ."""

@@ -683,6 +683,7 @@ def capture(
         )
     check_choice("device", device, ("cpu", "cuda"))
     ranks = int(check_positive("ranks", ranks, integer=True))
+    rank = check_rank(rank, ranks)
     recorder = Recorder(accelerator=device != "cpu")
     with open_capture(recorder, ranks, rank):
         step = make_step()
@@ -709,6 +710,24 @@ def capture(
             f"{text}torch.nn.parallel.DistributedDataParallel inside make_step", stacklevel=2
         )
     return graph
+
+
+def check_rank(rank: int, ranks: int) -> int:
+    """The number of the captured rank.
+
+    Parameters
+    ----------
+    rank, ranks : int
+        This rank, and how many there are [-].
+
+    Raises
+    ------
+    ValueError
+        For one that is not among the ranks.
+    """
+    if check_positive("rank", rank, integer=True, zero=True) >= ranks:
+        raise ValueError(f"rank is {rank}; it must be 0 to {ranks - 1}")
+    return int(rank)
 
 
 @contextmanager
@@ -778,10 +797,15 @@ def list_own_weights(recorder: Recorder, optimizer: Optimizer) -> list[Any]:
     """Weights of an optimizer that belong to this capture, or have a gradient of it."""
     own = []
     for weight in _list_weights(optimizer):
-        modes = (getattr(weight, "fake_mode", None), getattr(weight.grad, "fake_mode", None))
-        if recorder.values.fake in modes:
+        if any(_is_of_capture(recorder, tensor) for tensor in (weight, weight.grad)):
             own.append(weight)
     return own
+
+
+def _is_of_capture(recorder: Recorder, tensor: Any) -> bool:
+    """Whether a tensor, or the shard that it holds, is a fake one of this capture."""
+    held = getattr(tensor, "_local_tensor", tensor)
+    return getattr(held, "fake_mode", None) is recorder.values.fake
 
 
 def find_unused_optimizers(recorder: Recorder) -> list[str]:
