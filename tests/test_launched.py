@@ -190,6 +190,11 @@ def test_lists_of_tasks_are_read() -> None:
         (SLURM | {"MASTER_PORT": ""}, "MASTER_PORT is missing, which srun sets"),
         (SLURM | {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID is missing"),
         (TORCHRUN | {"MASTER_PORT": "no"}, "MASTER_PORT is 'no'"),
+        (
+            SLURM | {"MASTER_PORT": "65536"},
+            "MASTER_PORT is 65536; ports are numbers from 1 to 65535",
+        ),
+        (OPEN_MPI | {"MASTER_PORT": "0"}, "MASTER_PORT is 0; ports are"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "3"}, "torchrun says that 3 of 4 ranks are on"),
         (
             SLURM | TORCHRUN,
@@ -404,6 +409,7 @@ def test_a_lost_rank_explains_the_errors_of_others(port: int) -> None:
         other.join(timeout=30)
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_is_no_rank_is_not_listened_to(port: int) -> None:
     """A scanner of ports, and a rank of somebody else."""
     pytest.importorskip("torch")
@@ -412,9 +418,13 @@ def test_what_is_no_rank_is_not_listened_to(port: int) -> None:
     def disturb_and_follow() -> None:
         follower = lifelines.Follower(launch(2, 2, rank=1, port=port), patience=30)
         door = follower._connection.getpeername()[1]
-        for text in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"hello": 1, "token": "no"}\n'):
-            with socket.create_connection(("localhost", door)) as stranger:
+        strange = [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"hello": 1, "token": "no"}\n']
+        strange.append(b"[" * 3000 + b"\n")  # deeper than Python reads
+        for text in strange:
+            with socket.create_connection(("localhost", door), timeout=10) as stranger:
                 stranger.sendall(text)
+                stranger.shutdown(socket.SHUT_WR)
+                assert not stranger.recv(1), "rank 0 has read it, and closes the connection"
         endings.append(follower.work())
 
     endings: list[Any] = []

@@ -25,6 +25,8 @@ from perfkit.ground.units import show
 
 #: Port where ranks meet if no launcher says one; that of torchrun [-].
 _USUAL_PORT = 29500
+#: Highest number of a port of TCP [-].
+_LAST_PORT = 65_535
 #: First of the ports from which a job of Slurm takes one by its number, and how many there are [-].
 _FIRST_PORT = 20_000
 _PORTS = 10_000
@@ -270,7 +272,12 @@ def _read_plain() -> LaunchedRanks:
 
 
 def _check(launched: LaunchedRanks) -> LaunchedRanks:
-    """Refuse ranks that cannot be: those beyond the last, and nodes that are not equal."""
+    """Refuse what cannot be: ranks beyond the last, nodes that are not equal, and such ports."""
+    if not 1 <= launched.port <= _LAST_PORT:
+        raise ValueError(
+            f"MASTER_PORT is {launched.port}; ports are numbers from 1 to {_LAST_PORT}; set "
+            "MASTER_PORT to a free one, the same for all ranks"
+        )
     if not 0 <= launched.rank < launched.ranks:
         raise ValueError(
             f"{launched.launcher} says that this is rank {launched.rank} of {launched.ranks} ranks; "

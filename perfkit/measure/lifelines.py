@@ -319,7 +319,7 @@ class Leader:
             while b"\n" in line.unread:
                 message, line.unread = line.unread.split(b"\n", 1)
                 self._take(line, json.loads(message))
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             data = b""  # another program speaks here
         if not is_ours and len(line.unread) > _LONGEST_HELLO:
             data = b""
