@@ -265,13 +265,13 @@ def _find_line(rate: float) -> float | None:
 
 
 def _list_choices(case: Case) -> list[Setting]:
-    """Settings of NCCL_IB_HCA that may leave adapters out. A name such as mlx5 is the beginning of the
-    names of all adapters of that driver and leaves out none of them (NVIDIA's user guide)."""
+    """Settings of NCCL_IB_HCA that may leave adapters out. A name such as mlx5 or mlx5_ is the beginning
+    of the names of all adapters of that driver and leaves out none of them (NVIDIA's user guide)."""
     names = [adapter.name for adapter in take_facts(case).adapters]
     drivers = {name.split("_")[0] for name in names if "_" in name}
     choices = []
     for setting in take_facts(case).find_settings("NCCL_IB_HCA"):
-        chosen = {entry.strip() for entry in setting.value.split(",")}
+        chosen = {entry.strip().removesuffix("_") for entry in setting.value.split(",")}
         if not chosen & drivers:
             choices.append(setting)
     return choices
