@@ -204,6 +204,10 @@ def test_operations_stand_below_the_roofline(
     assert len(moved) == 84 and moved["bandwidth_share"].is_between(0.7, 1).all()
     with pytest.raises(ValueError, match="ranks that were read are 0; choose"):
         trace.roofline("a100-sxm-8", rank=1)
+    with pytest.raises(ValueError, match=r"rank is \[0\]; ranks that were read are 0; choose"):
+        trace.graph([0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="progress is 'no'; it must be True or False"):
+        trace.graph(progress="no")  # type: ignore[arg-type]
     assert not capfd.readouterr().err, "PyTorch has nothing to complain about"
 
 

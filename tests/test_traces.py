@@ -516,6 +516,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         "does not have; leave basis": {"paths": path, "basis": "kernels"},
         "known are kernels": {"paths": path, "basis": "gpu"},
         "No such file": {"paths": tmp_path / "none.json"},
+        "progress is 'no'; it must be True or False": {"paths": path, "progress": "no"},
     }
     for message, given_ in cases.items():
         with pytest.raises(ValueError, match=message):

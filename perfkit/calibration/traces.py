@@ -390,8 +390,9 @@ class Trace(Tabular):
         """
         from perfkit.calibration.step_graph import record_step
 
+        check_type("progress", progress, bool)
         files = {file.rank: file for file in self.files}
-        if rank is not None and rank not in files:
+        if rank is not None and rank not in list(files):
             raise ValueError(
                 f"rank is {show(rank)}; ranks that were read are {', '.join(map(str, files))}; choose one"
             )
@@ -721,6 +722,7 @@ def read_trace(
         belong together, and for a basis that the trace does not have.
     """
     check_type("sizes", sizes, Mapping | None)
+    check_type("progress", progress, bool)
     files = read_ranks(paths, progress=progress)
     for file in files:
         check_device(file)
