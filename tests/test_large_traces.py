@@ -115,7 +115,9 @@ def test_batches_read_what_care_reads(tmp_path: Path, monkeypatch: pytest.Monkey
     assert dict(quick.args) == dict(slow.args)
     assert quick.args != {}
     assert quick.observers == slow.observers == ("shapes",)
-    assert (quick.rank, quick.notes) == (slow.rank, slow.notes) == (1, slow.notes)
+    assert quick.rank == slow.rank == 1
+    assert quick.notes == slow.notes
+    assert quick.notes == ("events that are written as a begin and an end are left out: 1",)
 
 
 def refuse(*_: Any) -> None:
@@ -125,7 +127,9 @@ def refuse(*_: Any) -> None:
 
 def test_samples_are_read_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_events, "_parse_objects", None)
-    for path in samples.FOLDER.glob("*.kineto.json*"):
+    paths = list(samples.FOLDER.glob("*.kineto.json*"))
+    assert len(paths) > 2
+    for path in paths:
         assert len(read_kineto(path).events)
 
 

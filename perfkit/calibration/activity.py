@@ -286,17 +286,19 @@ def list_steps(file: TraceFile, basis: str) -> Table:
     """List the steps of a rank: rank, step, begin, time [ns], time_s [s], kept, and the reason if
     not kept."""
     check_threads()
-    found, span = find_iterations(file.events), file.events
+    steps = find_iterations(file.events)
     # steps follow one another: the first kernels of a prefetched step run earlier
     if basis == "kernels":
         time = pl.col("period").round().cast(pl.Int64)
         begin = pl.col("begin").first() + time.cum_sum() - time
-        rows = found.drop_nulls("period").select("iteration", begin, time, "allocations")
+        rows = steps.drop_nulls("period").select("iteration", begin, time, "allocations")
     elif basis == "host step":
         worked = (pl.col("kernels") > 0) | (pl.col("kernels").max() == 0)
-        rows = found.filter(worked).select("iteration", "ts", "dur", "allocations")
+        rows = steps.filter(worked).select("iteration", "ts", "dur", "allocations")
     else:
-        span = span.filter(pl.col("cat").is_in(DEVICE)) if basis == "device span" else span
+        span = file.events
+        if basis == "device span":
+            span = span.filter(pl.col("cat").is_in(DEVICE))
         time = (pl.col("ts") + pl.col("dur")).max() - pl.col("ts").min()
         rows = span.select(
             step=pl.lit(-1), begin=pl.min("ts"), time=time, allocations=pl.lit(0)
@@ -306,14 +308,17 @@ def list_steps(file: TraceFile, basis: str) -> Table:
             f"basis is {basis!r}, which {escape(file.source)} does not have; leave basis out"
         )
     rows.columns = ["step", "begin", "time", "allocations"]
-    slow, taken = pl.col("time") / pl.median("time"), pl.col("allocations")
+    times_median = pl.col("time") / pl.median("time")
+    is_allocating = pl.col("allocations") > 0
+    some_do_not = (pl.col("allocations") == 0).any()
+    is_first_of_several = (pl.int_range(pl.len()) == 0) & (pl.len() > 2)
     reason = (
-        pl.when((pl.int_range(pl.len()) == 0) & (pl.len() > 2))
+        pl.when(is_first_of_several)
         .then(pl.lit("the first, in which the profiler starts"))
-        .when((taken > 0) & (taken == 0).any())
+        .when(is_allocating & some_do_not)
         .then(pl.lit("device memory was allocated or freed in it"))
-        .when(slow > _STALLED)
-        .then(pl.format("stalled: {} times the median", slow.round(1)))
+        .when(times_median > _STALLED)
+        .then(pl.format("stalled: {} times the median", times_median.round(1)))
         .otherwise(pl.lit(""))
     )
     rows = rows.with_columns(reason=reason, rank=pl.lit(file.rank, pl.Int64))
@@ -343,51 +348,75 @@ def fill_time(file: TraceFile, work: Table, meetings: Table) -> Table:
         the host for the device to its next launch; loading of data; host, between two works while
         the next one is not launched; rest, after the last work.
     """
-    start, finish = pl.col("start"), pl.col("end")
-    ends = pl.col("ts") + pl.col("dur")
+    whole = _join_exchanges(work, meetings)
+    frames = [
+        whole.with_columns(start=pl.col("ready")),
+        *_list_waits(whole),
+        *_list_host_times(file.events),
+    ]
+    filled = pl.concat(frames, how="diagonal").filter(pl.col("end") > pl.col("start"))
+    filled = filled.with_columns(rank=pl.lit(file.rank, pl.Int64))
+    return filled.sort("start", maintain_order=True)
+
+
+def _join_exchanges(work: Table, meetings: Table) -> Table:
+    """Work in which each collective is one row, from its first kernel to the end of all of them; and
+    ready, when it has waited for other ranks [ns]."""
     waits = meetings.select("waiting_s", collective="index")
-    both = work.join(waits, on="collective", how="left", maintain_order="left")
-    # an exchange of several kernels lasts from the first to the last of them
-    of_exchange = pl.col("collective") >= 0
-    last = pl.when(of_exchange).then(finish.max().over("collective")).otherwise(finish)
-    both = both.with_columns(end=last).filter(
-        ~of_exchange | (pl.col("index") == pl.col("collective"))
-    )
+    work = work.join(waits, on="collective", how="left", maintain_order="left")
+    is_collective = pl.col("collective") >= 0
+    is_first_kernel = pl.col("index") == pl.col("collective")
+    last_end = pl.col("end").max().over("collective")
+    work = work.with_columns(end=pl.when(is_collective).then(last_end).otherwise("end"))
+    work = work.filter(~is_collective | is_first_kernel)
     waited = (pl.col("waiting_s") * 1e9).fill_null(0).round().cast(pl.Int64)
-    both = both.with_columns(ready=start + waited)
-    ready, events = pl.col("ready"), file.events
-    known = pl.when(pl.col("launched") >= 0).then("launched").otherwise(start)
-    spans = {"waiting": (start, ready), "queued": (known, start)}
-    spans["host"] = finish.cum_max().shift(1).fill_null(start), start
-    frames = [both.with_columns(start=ready)]
+    return work.with_columns(ready=pl.col("start") + waited)
+
+
+def _list_waits(work: Table) -> list[Table]:
+    """Times before each work: for other ranks, in the queue of the device, and for the host."""
+    start = pl.col("start")
+    launched = pl.when(pl.col("launched") >= 0).then("launched").otherwise(start)
+    device_free = pl.col("end").cum_max().shift(1).fill_null(start)
+    spans = {
+        "waiting": (start, pl.col("ready")),
+        "queued": (launched, start),
+        "host": (device_free, start),
+    }
+    frames = []
     for role, (begin, end) in spans.items():
-        frames.append(both.with_columns(role=pl.lit(role), kind=pl.lit(role), start=begin, end=end))
-    launches = events.filter(
-        (pl.col("index_correlation") >= 0) & pl.col("name").str.contains("Launch")
-    ).select("ts")
-    host = events.filter(pl.col("stream") < 0).select("name", start="ts", end=ends)
+        frames.append(work.with_columns(role=pl.lit(role), kind=pl.lit(role), start=begin, end=end))
+    return frames
+
+
+def _list_host_times(events: Table) -> list[Table]:
+    """Times of no work in particular: waits of the host for its device until the next launch,
+    loading of data, and the whole trace, of which the rest is left."""
+    end = pl.col("ts") + pl.col("dur")
+    is_launch = (pl.col("index_correlation") >= 0) & pl.col("name").str.contains("Launch")
+    launches = events.filter(is_launch).select("ts")
+    host = events.filter(pl.col("stream") < 0).select("name", start="ts", end=end)
     calls = host.filter(pl.col("name").str.contains(BLOCKING)).sort("end")
     calls = calls.join_asof(
         launches, left_on="end", right_on="ts", strategy="forward", coalesce=False
     )
-    calls = calls.with_columns(end=pl.max_horizontal("end", "ts")).drop("ts")
-    whole = events.select(name=pl.lit(""), start=pl.min("ts"), end=ends.max())
-    others = {
-        "synchronisation": calls,
-        "loading": host.filter(pl.col("name").str.contains(_LOADING)),
-        "rest": whole,
-    }
-    for role, frame in others.items():
-        kind, nothing = "host" if role == "rest" else role, pl.lit("")
-        frames.append(
-            frame.with_columns(role=pl.lit(role), kind=pl.lit(kind), phase=nothing, module=nothing)
-        )
-    filled = (
-        pl.concat(frames, how="diagonal")
-        .filter(finish > start)
-        .with_columns(rank=pl.lit(file.rank, pl.Int64))
+    until_launch = pl.max_horizontal("end", "ts")
+    frames = [
+        _name_role(calls.with_columns(end=until_launch).drop("ts"), "synchronisation"),
+        _name_role(host.filter(pl.col("name").str.contains(_LOADING)), "loading"),
+    ]
+    whole = events.select(name=pl.lit(""), start=pl.min("ts"), end=end.max())
+    return [*frames, _name_role(whole, "rest", kind="host")]
+
+
+def _name_role(spans: Table, role: str, kind: str | None = None) -> Table:
+    """Spans with a role, and a kind if that has another name; they belong to no phase and module."""
+    return spans.with_columns(
+        role=pl.lit(role),
+        kind=pl.lit(kind or role),
+        phase=pl.lit(""),
+        module=pl.lit(""),
     )
-    return filled.sort("start", maintain_order=True)
 
 
 def account(work: Table, begin: int, end: int) -> np.ndarray:

@@ -9,7 +9,7 @@ at once.
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -32,6 +32,9 @@ _NO_MODULE = re.compile(
 #: Classes of operators and kernels that `perfkit.workloads.vocabulary` does not have; the first
 #: match counts.
 _CLASSES = list_names("class")
+#: Those of operators, too, that the vocabulary is not asked for: convolutions and norms, which stand
+#: first.
+_NOT_ASKED = _CLASSES[:2]
 
 
 class _Said(NamedTuple):
@@ -64,13 +67,16 @@ def _read_name(cat: str, name: str) -> _Said:
 def classify(name: str, last: bool = False) -> str:
     """Class of an operator or kernel, empty if unknown; with `last`, unknown operators count as
     elementwise."""
-    short, known = name.removeprefix("aten::"), ""
-    if short != name and not _CLASSES[0][0].search(short) and not _CLASSES[1][0].search(short):
-        known = "" if short in VIEWS else find_entry(short, pointwise=last).kind
+    kind = ""
+    operator = name.removeprefix("aten::")
+    is_operator = operator != name
+    if is_operator and not any(pattern.search(operator) for pattern, _ in _NOT_ASKED):
+        if operator not in VIEWS:
+            kind = find_entry(operator, pointwise=last).kind
     elif not last:
         begin = name[:160]  # names of C++ templates are very long
-        known = next((kind for pattern, kind in _CLASSES if pattern.search(begin)), "")
-    return "" if known == "other" else known
+        kind = next((named for pattern, named in _CLASSES if pattern.search(begin)), "")
+    return "" if kind == "other" else kind
 
 
 def list_levels(above: Array) -> list[np.ndarray]:
@@ -216,15 +222,13 @@ class _Names:
             kinds.with_row_index("kind"), on=names.columns, how="left", maintain_order="left"
         )["kind"].to_numpy()
         codes = kinds["name"].rank("dense").to_numpy()
-        columns: list[list[Any]] = [[each[place] for each in said] for place in range(5)]
-        phase, module, is_operator, is_known, is_exchange = columns
         return cls(
             code=codes[kind],
-            phase=np.array(phase, dtype=object)[kind],
-            module=np.array(module, dtype=object)[kind],
-            is_operator=np.array(is_operator, dtype=bool)[kind],
-            is_known=np.array(is_known, dtype=bool)[kind],
-            is_exchange=np.array(is_exchange, dtype=bool)[kind],
+            phase=np.array([each.phase for each in said], dtype=object)[kind],
+            module=np.array([each.module for each in said], dtype=object)[kind],
+            is_operator=np.array([each.is_operator for each in said], dtype=bool)[kind],
+            is_known=np.array([each.is_known for each in said], dtype=bool)[kind],
+            is_exchange=np.array([each.is_exchange for each in said], dtype=bool)[kind],
         )
 
 

@@ -215,16 +215,16 @@ class _Step:
         self.rows_of_calls: dict[int, list[int]] = {}
         for row, key in enumerate(keys.tolist()):
             self.rows_of_calls.setdefault(key, []).append(row)
-        begins = self.ts[self.find_hosts(keys)]
-        order = np.lexsort((keys, begins))
+        hosts = self._find_hosts(keys)
+        order = np.lexsort((keys, self.ts[hosts]))
         self.calls = list(dict.fromkeys(keys[order].tolist()))
         # starts of calls without a kernel
         outer = self.outer[:-1]
         is_outermost = outer == np.arange(len(outer))
-        is_busy = np.isin(outer, outer[self.find_hosts(keys)])
+        is_busy = np.isin(outer, self.outer[hosts])
         is_of_step = file.events["iteration"].to_numpy() == number
         self.bare = self.ts[is_outermost & is_of_step & ~is_busy].tolist()
-        outer_of_keys = self.outer[self.find_hosts(keys)].tolist()
+        outer_of_keys = self.outer[hosts].tolist()
         self.outer_of_calls = dict(zip(keys.tolist(), outer_of_keys, strict=True))
         self.opened: set[int] = set()
         self.passed = 0
@@ -241,7 +241,7 @@ class _Step:
         is_collective = np.isin(collective, list(self.collectives))
         return np.where(is_collective, collective, np.where(around < 0, index, around))
 
-    def find_hosts(self, keys: Array) -> Array:
+    def _find_hosts(self, keys: Array) -> Array:
         """The host event of operations, or of device work without an operation."""
         return np.where(self.launches[keys] >= 0, self.launches[keys], keys)
 
@@ -270,7 +270,7 @@ class _Step:
         if outer >= 0:
             self.passed = max(passed_before, bisect_left(self.bare, self.ts[outer]))
         bare = self.passed - passed_before if is_call else 0
-        if added == len(spent) == 1:
+        if added == 1 and len(spent) == 1:  # most calls
             self.rows.append((1, is_call, bare, spent[0]))
             return
         calls = np.zeros(added)
