@@ -167,16 +167,15 @@ class Diagnosis(Tabular):
             for which one time is known from which on they are slow; `list_without_floors` names the others.
         """
         same = ["system", "expected_with", "operation", "ranks", "nodes", "size_bytes"]
-        factors = []
         frames = []
         for finding in self.findings:
             network = pl.lit(finding.case.expectation.system, pl.String)
             about = (pl.lit(finding.system).alias("system"), network.alias("expected_with"))
             frames.append(_show_rows(finding.case).with_columns(*about))
         rows = pl.concat(frames).filter(pl.col("slow_s").is_not_null())
-        for operation, ranks in (
-            rows.select("operation", "ranks").unique(maintain_order=True).rows()
-        ):
+        factors = []
+        kinds = rows.select("operation", "ranks").unique(maintain_order=True)
+        for operation, ranks in kinds.iter_rows():
             if operation in OPERATIONS:
                 factors.append((operation, ranks, float(bus_factor(operation, ranks))))
         known = pl.DataFrame(

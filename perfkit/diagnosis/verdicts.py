@@ -106,15 +106,18 @@ def find_too_slow(rows: pl.DataFrame, system: System, given: Model | None = None
         Names of candidates of which two rows of 1 MiB or more exceed the rate of the adapters; none
         where all are exceeded, as such a run is too good.
     """
-    candidates = find_candidates(system, str(rows["operation"][0]), given)
+    operation = str(rows["operation"][0])
+    candidates = find_candidates(system, operation, given)
     if len(candidates) < 2:
         return frozenset()
     rows = rows.filter((pl.col("nbytes") >= _TELLING) & (pl.col("seconds") > 0))
+    if rows.is_empty():
+        return frozenset()
     sizes = rows["nbytes"].unique().sort().to_numpy()
     places = np.searchsorted(sizes, rows["nbytes"].to_numpy())
     seconds = rows["seconds"].to_numpy()
     names = set()
-    for priced in _price_all(candidates, str(rows["operation"][0]), sizes) if len(rows) else ():
+    for priced in _price_all(candidates, operation, sizes):
         full = priced.band.full
         if full is not None:
             is_above = full[places] > _ABOVE * seconds
