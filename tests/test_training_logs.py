@@ -764,6 +764,14 @@ def test_what_is_missing_is_named_and_given() -> None:
     assert log.as_run(model, dp=8)["dp"] == 8
 
 
+def test_a_wrong_preset_is_refused_where_the_log_states_all() -> None:
+    log = parse_training_log(ARGUMENTS + write(PLAIN_2025))
+    assert log.workload("llama-3-8b") == log.workload()
+    for wrong in ("llama3-8b", ""):
+        with pytest.raises(ValueError, match=f"preset is '{wrong}'"):
+            log.workload(wrong)
+
+
 def test_a_model_that_is_not_read_is_told() -> None:
     start = "+ torchrun pretrain_t5.py --fp16\n"
     with pytest.warns(TrainingLogWarning, match="the model is t5, which is not read"):

@@ -46,6 +46,7 @@ from perfkit.readers.training_lines import (
 from perfkit.readers.training_models import LoggedRun, describe_run
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
+from perfkit.workloads.transformer_presets import find_preset
 
 #: First iterations after each start that do not count, unless told otherwise [-]; docs/formulas.md,
 #: table 4.5.
@@ -149,7 +150,7 @@ class TrainingLog(Tabular):
         Raises
         ------
         ValueError
-            For fields that neither the log states nor are given, by name.
+            For fields that neither the log states nor are given, by name, and for an unknown preset.
 
         Warns
         -----
@@ -158,6 +159,8 @@ class TrainingLog(Tabular):
         """
         for key in given:
             check_choice("field of a Transformer", key, _MODEL)
+        if preset is not None:
+            find_preset(preset)  # a wrong name is refused, also where the log states all
         stated = {**self.run.model, **given}
         name = preset or self.run.preset
         missing = [key for key in _NEEDED if key not in stated]
