@@ -4,6 +4,7 @@ what decides is refused. Drawn programs mix them."""
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,11 @@ def exit_if(scores: Any) -> None:
         exit()
 
 
+def exit_by_a_number(scores: Any) -> None:
+    if scores.mean().item() > 50:
+        exit()
+
+
 def check_of_pytorch(scores: Any) -> None:
     torch._check((scores < 1e6).all().item(), lambda: "too large")
 
@@ -119,6 +125,7 @@ PASSING: list[Use] = [
     raise_otherwise,
     raise_by_one_of_two,
     raise_by_a_function,
+    exit_by_a_number,
     check_of_pytorch,
     check_of_distributions,
     print_answers,
@@ -162,6 +169,46 @@ def fail_in_a_branch(scores: Any) -> Any:
         scores[scores > 0].sum()
 
 
+def raise_and_catch(scores: Any) -> bool:
+    """An error that the step catches may be a branch."""
+    try:
+        if (scores > 1e6).any():
+            raise OSError
+    except OSError:
+        return True
+    return False
+
+
+def raise_and_suppress(scores: Any) -> bool:
+    with suppress(OSError):
+        raise_if(scores)
+        return False
+    return True
+
+
+def check_large(flag: bool) -> bool:
+    return not flag
+
+
+def decide_by_a_function(scores: Any) -> bool:
+    """What is named as a check may be none."""
+    return check_large(bool((scores > 1e6).any()))
+
+
+def loop_until_small(scores: Any) -> Any:
+    while scores.mean().item() > 1e-3:
+        scores = scores.mul(0.5)
+    return None
+
+
+def loop_until_float(scores: Any) -> Any:
+    """A number that is converted tells nothing of what it is compared with."""
+    assert_it(scores)
+    while float(scores.mean()) > 1e-3:
+        pass
+    return None
+
+
 def choose_larger(scores: Any) -> Any:
     return scores.sum() > scores.mean() or None
 
@@ -172,6 +219,11 @@ REFUSED: list[Use] = [
     loop_until,
     stop_early,
     fail_in_a_branch,
+    raise_and_catch,
+    raise_and_suppress,
+    decide_by_a_function,
+    loop_until_small,
+    loop_until_float,
 ]
 
 

@@ -93,7 +93,7 @@ def record_call(recorder: Recorder, step: Step) -> Calls:
     Raises
     ------
     ValueError
-        For a step that asks without end whether something computed is true.
+        For a step that asks without end for something computed.
     """
     first_error: Exception | None = None
     turned: set[Question] = set()
@@ -104,9 +104,7 @@ def record_call(recorder: Recorder, step: Step) -> Calls:
             recorded, drawn = _run(recorder, step)
             return Calls(first, recorded, drawn)
         except EndlessStep as error:
-            question = recorder.trail.last_question
-            line = recorder.trail.read if question is None else question.line
-            raise Refused(NEEDED.format(line)) from error
+            raise Refused(NEEDED.format(error.line)) from error
         except Exception as error:
             recorder.on = False
             question = recorder.trail.last_question
@@ -153,7 +151,10 @@ def _repeat(recorder: Recorder, step: Step) -> Trail | None:
     """One more call, which is not recorded; None if the step cannot be called again."""
     try:
         return _run(recorder, step)[0]
-    except Exception:  # such as the end of the data; nothing is learned from this call
+    except (
+        Exception,
+        SystemExit,
+    ):  # such as the end of the data; nothing is learned from this call
         return None
 
 
@@ -169,6 +170,8 @@ def _try(recorder: Recorder, step: Step, recorded: Trail, trial: Trial) -> Trail
     longest = 2 * (len(recorded.operations) + len(recorded.updates)) + FEW_OPERATIONS
     try:
         return _run(recorder, step, trial._replace(longest=longest))[0]
+    except SystemExit:  # a check that ends the program
+        return None
     except Exception as error:
         if is_of_capture(error):
             raise

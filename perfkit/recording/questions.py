@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from perfkit.recording.refusals import LIBRARIES, find_line
 
@@ -23,6 +23,8 @@ _ASKING = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")
 #: Parts of PyTorch, and perfkit, that pass a question on.
 _PARTS = ("overrides.py", "_tensor.py", "utils", "_subclasses", "_dynamo", "_compile.py")
 _BETWEEN = (*[str(Path(LIBRARIES[0], part)) for part in _PARTS], LIBRARIES[1])
+#: The file that calls steps.
+_CALLING = str(Path(__file__).with_name("comparisons.py"))
 #: Functions that end a program.
 _ENDING = ("exit", "_exit", "abort", "fail")
 
@@ -89,6 +91,22 @@ def make_question(frame: FrameType | None) -> Question:
     return Question(frame.f_code.co_filename, place, find_line())
 
 
+class Check(NamedTuple):
+    """What the code of a check says.
+
+    Parameters
+    ----------
+    passing : bool
+        The answer after which the step goes on.
+    raises : bool
+        Whether the code shows that the other one ends in an error. Of a function that is named as a
+        check it does not.
+    """
+
+    passing: bool
+    raises: bool
+
+
 def expect_answer(frame: FrameType | None) -> bool | None:
     """The answer by which a step goes on, as its code says: a check that raises an error otherwise.
 
@@ -102,25 +120,64 @@ def expect_answer(frame: FrameType | None) -> bool | None:
     answer : bool, optional
         None where the code is no check, or cannot be read.
     """
+    check = _find_check(frame)
+    return None if check is None else check.passing
+
+
+def must_pass(frame: FrameType | None) -> bool:
+    """Whether what this frame asks is a check whose error nothing in the step catches, so that a step
+    which goes on has passed it."""
+    check = _find_check(frame)
+    return check is not None and check.raises and not _is_error_caught(frame)
+
+
+def _find_check(frame: FrameType | None) -> Check | None:
+    """The check that a frame makes now; None where its code is no check, or cannot be read."""
     place = None if frame is None else _find_place(frame.f_code, frame.f_lasti)
     if frame is None or place is None:
         return None
     for node in ast.walk(_read_file(frame.f_code.co_filename)):
         if isinstance(node, ast.Assert) and place.is_within(node.test):
-            return _follow_signs(node.test, place, True)
+            return Check(_follow_signs(node.test, place, True), raises=True)
         if isinstance(node, ast.If) and place.is_within(node.test):
             if _ends_program(node.body):
-                return _follow_signs(node.test, place, False)
+                return Check(_follow_signs(node.test, place, False), raises=True)
             if _ends_program(node.orelse):
-                return _follow_signs(node.test, place, True)
+                return Check(_follow_signs(node.test, place, True), raises=True)
         if (
             isinstance(node, ast.Call)
             and _name_function(node).startswith(_CHECKING)
             and node.args
             and place.is_within(node.args[0])
         ):
-            return _follow_signs(node.args[0], place, True)
+            return Check(_follow_signs(node.args[0], place, True), raises=False)
     return None
+
+
+def _is_error_caught(frame: FrameType | None) -> bool:
+    """Whether a frame, or one of its callers up to the call of the step, may catch an error that it
+    raises now, and go on."""
+    while frame is not None and frame.f_code.co_filename != _CALLING:
+        name, line = frame.f_code.co_filename, frame.f_lineno
+        # PyTorch and perfkit pass errors of a step on
+        if not name.startswith(LIBRARIES):
+            for node in ast.walk(_read_file(name)):
+                if _catches(node) and node.body[0].lineno <= line <= (
+                    node.body[-1].end_lineno or 0
+                ):
+                    return True
+        frame = frame.f_back
+    return False
+
+
+def _catches(node: ast.AST) -> TypeGuard[ast.Try | ast.With]:
+    """Whether a statement may catch an error of its body, and go on."""
+    if isinstance(node, ast.Try):
+        return any(not isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
+    if isinstance(node, ast.With):
+        contexts = [item.context_expr for item in node.items]
+        return any(isinstance(c, ast.Call) and _name_function(c) == "suppress" for c in contexts)
+    return False
 
 
 @lru_cache(maxsize=32)

@@ -23,7 +23,13 @@ from perfkit.recording.alike import find_reduction
 from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, find_ranks, name_collective
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.places import LISTS, Places
-from perfkit.recording.questions import Question, expect_answer, find_asking_frame, make_question
+from perfkit.recording.questions import (
+    Question,
+    expect_answer,
+    find_asking_frame,
+    make_question,
+    must_pass,
+)
 from perfkit.recording.refusals import NESTED, find_line, refuse
 from perfkit.recording.trails import USUAL, Trail, Trial
 from perfkit.recording.values import Values, are_sparse, compute, is_whole
@@ -186,7 +192,7 @@ class Recorder(TorchDispatchMode):
         self.at_end_of_backward: Callable[[], None] | None = None
         self.lost = ""  # what a thread of the step does that the capture cannot follow
         self.answers: dict[Question, bool] = {}  # usual answers to questions of the step
-        self.checks: set[Question] = set()  # those that raise an error after the other answer
+        self.checks: set[Question] = set()  # those after whose other answer the step does not go on
         self.trail = Trail(USUAL, self.answers)  # what the present call of the step does, in brief
         self._frozen: dict[int, int] = {}  # weights without a gradient: numbers by storage
         self._weights_of_modules: set[int] = set()  # storages of all parameters of modules
@@ -519,10 +525,9 @@ class Recorder(TorchDispatchMode):
         frame = find_asking_frame()
         question = make_question(frame)
         if question not in self.answers:
-            expected = expect_answer(frame)
-            if expected is not None:
+            self.answers[question] = bool(expect_answer(frame))
+            if must_pass(frame):
                 self.checks.add(question)
-            self.answers[question] = bool(expected)
         return self.trail.answer(question)
 
     def _note_better(self, given: Sequence[Tensor], out: Any) -> None:

@@ -354,6 +354,7 @@ class _Calls(TorchFunctionMode):
         if func is Tensor.__bool__ and find_caller("distributions/distribution.py"):
             self.recorder.read(args[0])
             return True  # its parameters are valid, as in every iteration that goes on
+        self.recorder.trail.count_ask()
         dtype = args[0].dtype
         is_number = not (dtype.is_complex or (dtype is torch.bool and func is Tensor.item))
         if func in (Tensor.item, Tensor.__float__) and is_number:

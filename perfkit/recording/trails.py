@@ -6,16 +6,29 @@ from math import inf
 from typing import Any, NamedTuple
 
 from perfkit.recording.questions import Question
+from perfkit.recording.refusals import find_line
 from perfkit.workloads.vocabulary import walk_tensors
 
 #: Times that one place may ask in a call: more is a loop up to an answer that never comes [-].
 MOST_ASKED = 300
+#: Computed numbers and answers that a call may ask for; more is such a loop, too [-].
+MOST_READ = 10_000
 _ORDER = count()
 
 
 class EndlessStep(Exception):
     """A call of the step does far more than the recorded one, such as a loop up to a computed
-    number, or asks the same question again and again."""
+    number, or asks the same question again and again.
+
+    Parameters
+    ----------
+    line : str
+        Where it does so; empty where this is not known.
+    """
+
+    def __init__(self, line: str = "") -> None:
+        super().__init__(line)
+        self.line = line
 
 
 class Trial(NamedTuple):
@@ -66,6 +79,7 @@ class Trail:
         self.called = False  # whether a call of the step has begun
         self.read = ""  # line where the step first reads a computed number
         self.reads = 0  # how many computed numbers it has read
+        self.asks = 0  # how often it has asked for anything computed
         self.bounds: list[float] = []  # what it compares computed numbers with
         self.asked = False  # whether the step asked for a known number
         self.first_storage = 0  # storages with smaller numbers are of earlier calls
@@ -73,6 +87,12 @@ class Trail:
         self.questions: dict[Question, int] = {}
         self.last_question: Question | None = None
         self.kept = ""  # line where a number of this call is compared with one of an earlier call
+
+    def count_ask(self) -> None:
+        """Count that the step asks for something computed: a loop up to such a number has no end."""
+        self.asks += 1
+        if self.asks > MOST_READ:
+            raise EndlessStep(find_line())
 
     def count_read(self) -> float:
         """What a computed number counts as that the step reads now: in a further call no two are
@@ -86,7 +106,7 @@ class Trail:
         self.questions[question] = self.questions.get(question, 0) + 1
         self.last_question = question
         if self.questions[question] > MOST_ASKED:
-            raise EndlessStep
+            raise EndlessStep(question.line)
         usual = self.answers[question]
         return not usual if question == self.trial.turned else usual
 
