@@ -666,7 +666,8 @@ from perfkit.measure import cuda
 from perfkit.measure.folders import Campaign
 from perfkit.measure.gpu_records import write_cluster
 from perfkit.measure.launchers import launched_ranks
-from perfkit.measure.lifelines import Follower, lead
+from perfkit.measure.follower import Follower
+from perfkit.measure.leader import lead
 from perfkit.measure.records import write_result
 from tests import test_cluster as t
 from tests.fake_srun import fork_tasks

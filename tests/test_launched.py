@@ -302,7 +302,7 @@ def port() -> int:
 
 def test_ranks_that_do_not_arrive_are_named(port: int) -> None:
     pytest.importorskip("torch")
-    from perfkit.measure.lifelines import Leader
+    from perfkit.measure.leader import Leader
 
     with pytest.raises(
         MeasurementError,
@@ -314,7 +314,7 @@ def test_ranks_that_do_not_arrive_are_named(port: int) -> None:
 
 def test_a_port_in_use_is_named_with_another_one(port: int) -> None:
     pytest.importorskip("torch")
-    from perfkit.measure.lifelines import Leader
+    from perfkit.measure.leader import Leader
 
     with (
         socket.create_server(("", port)),
@@ -327,7 +327,7 @@ def test_a_rank_at_the_port_of_another_run_says_so(port: int) -> None:
     pytest.importorskip("torch")
     from torch.distributed import TCPStore
 
-    from perfkit.measure.lifelines import Follower
+    from perfkit.measure.follower import Follower
 
     store = TCPStore("localhost", port, 2, True, wait_for_workers=False)
     with pytest.raises(
@@ -347,22 +347,24 @@ def test_a_rank_without_a_seat_ends_all_and_each_knows_why(
 ) -> None:
     """Here two ranks of one process: no group is made before all sit."""
     pytest.importorskip("torch")
-    from perfkit.measure import lifelines
+    from perfkit.measure import follower as following
+    from perfkit.measure import leader as leading
 
     def sit(launched: LaunchedRanks, device: str) -> Seat:
         return seat(launched.rank, 0, 0)
 
-    monkeypatch.setattr(lifelines, "take_seat", sit)
+    monkeypatch.setattr(leading, "take_seat", sit)
+    monkeypatch.setattr(following, "take_seat", sit)
     endings: list[Any] = []
 
     def follow() -> None:
-        endings.append(lifelines.Follower(launch(2, 2, rank=1, port=port), patience=30).work())
+        endings.append(following.Follower(launch(2, 2, rank=1, port=port), patience=30).work())
 
     other = threading.Thread(target=follow, daemon=True)
     other.start()
     with (
         pytest.raises(ValueError, match="ranks 0 and 1 on n0 have the same GPU"),
-        lifelines.lead(launch(2, 2, port=port)) as leader,
+        leading.lead(launch(2, 2, port=port)) as leader,
     ):
         leader.run({"task": "collectives", "device": "cuda"})
     other.join(timeout=30)
@@ -389,18 +391,19 @@ def test_the_interface_that_leads_to_other_nodes_is_taken(monkeypatch: pytest.Mo
 def test_a_lost_rank_explains_the_errors_of_others(port: int) -> None:
     """The connection of rank 2 to rank 1 broke, and it said so first."""
     pytest.importorskip("torch")
-    from perfkit.measure import lifelines
-    from perfkit.measure.lifelines import Loss
+    from perfkit.measure import follower as following
+    from perfkit.measure import leader as leading
+    from perfkit.measure.leader import Loss
 
     def follow(rank: int) -> None:
-        lifelines.Follower(launch(3, 3, rank=rank, port=port), patience=30).work()
+        following.Follower(launch(3, 3, rank=rank, port=port), patience=30).work()
 
     others = [threading.Thread(target=follow, args=(rank,), daemon=True) for rank in (1, 2)]
     for other in others:
         other.start()
     with (
         pytest.raises(MeasurementError, match="rank 1 is gone"),
-        lifelines.lead(launch(3, 3, port=port)) as leader,
+        leading.lead(launch(3, 3, port=port)) as leader,
     ):
         leader._note_loss(Loss(rank=2, text="closed by peer", may_follow=True))
         leader._note_loss(Loss(rank=1, text="rank 1 is gone"))
@@ -413,10 +416,11 @@ def test_a_lost_rank_explains_the_errors_of_others(port: int) -> None:
 def test_what_is_no_rank_is_not_listened_to(port: int) -> None:
     """A scanner of ports, and a rank of somebody else."""
     pytest.importorskip("torch")
-    from perfkit.measure import lifelines
+    from perfkit.measure import follower as following
+    from perfkit.measure import leader as leading
 
     def disturb_and_follow() -> None:
-        follower = lifelines.Follower(launch(2, 2, rank=1, port=port), patience=30)
+        follower = following.Follower(launch(2, 2, rank=1, port=port), patience=30)
         door = follower._connection.getpeername()[1]
         strange = [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"hello": 1, "token": "no"}\n']
         strange.append(b"[" * 3000 + b"\n")  # deeper than Python reads
@@ -430,7 +434,7 @@ def test_what_is_no_rank_is_not_listened_to(port: int) -> None:
     endings: list[Any] = []
     other = threading.Thread(target=disturb_and_follow, daemon=True)
     other.start()
-    with lifelines.lead(launch(2, 2, port=port)) as leader:
+    with leading.lead(launch(2, 2, port=port)) as leader:
         leader.end(0, "done")
     other.join(timeout=30)
     assert [(ending.code, ending.answer) for ending in endings] == [(0, "done")]

@@ -33,9 +33,10 @@ from perfkit.ground.files import LARGEST_TEXT, check_path, check_paths, reading
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.measure.folders import Campaign, open_campaign, open_campaign_beside
+from perfkit.measure.follower import Follower
 from perfkit.measure.gpu_records import ClusterMeasurements, write_cluster
 from perfkit.measure.launchers import LaunchedRanks, launched_ranks
-from perfkit.measure.lifelines import Follower, Leader, lead
+from perfkit.measure.leader import Leader, lead
 from perfkit.measure.machine import count_cores, describe_machine, list_versions
 from perfkit.measure.processes import MeasurementError, check_processors
 from perfkit.measure.records import MeasuredRank, write_measurements

@@ -25,7 +25,7 @@ from perfkit.measure.gpu_records import (
     TimedIteration,
     read_answers,
 )
-from perfkit.measure.lifelines import Leader
+from perfkit.measure.leader import Leader
 from perfkit.measure.probes import LARGE, IterationProbe, Probe, write_probe
 from perfkit.measure.processes import run_processes
 from perfkit.measure.records import write_record

@@ -16,7 +16,7 @@ from perfkit.calibration.cpu_plan import CpuPlan, plan_cpu
 from perfkit.calibration.fit_caches import find_caches
 from perfkit.measure.folders import Campaign
 from perfkit.measure.kernels import draw_cases
-from perfkit.measure.lifelines import Leader
+from perfkit.measure.leader import Leader
 from perfkit.measure.machine import describe_machine, gather_facts, list_versions
 from perfkit.measure.processes import run_processes
 from perfkit.measure.records import (

@@ -214,7 +214,7 @@ def _print_job(
 def _follow(launched: LaunchedRanks, *, measures: bool) -> int:
     """Do what rank 0 asks for, silently, and return its exit code. Rank 0 alone prints, and it alone
     reads files where nothing is measured."""
-    from perfkit.measure.lifelines import Follower
+    from perfkit.measure.follower import Follower
 
     if not measures:
         return 0
