@@ -70,6 +70,20 @@ def test_a_script_runs_as_its_author_runs_it(
     assert (folder / "log.txt").read_text().startswith("0 1.0\n1 1.0\n")
 
 
+def test_a_script_that_prints_losses_is_told_once_that_they_mean_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_script(folder, "losses")
+    assert run("capture losses.py --platform h100-sxm-8 -- 4") == 0
+    text = capsys.readouterr().out
+    assert text.count("placeholders") == 1
+    assert text.splitlines()[-1].startswith("Numbers that losses.py prints or writes of what it")
+    silent = SCRIPT.format(helper="helper_of_losses", grows=0).replace("{loss:.1f}", "")
+    (folder / "silent.py").write_text(silent)
+    assert run("capture silent.py --platform h100-sxm-8 -- 4") == 0
+    assert "placeholders" not in capsys.readouterr().out
+
+
 def test_a_module_runs_as_by_python_m(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_script(folder, "by_name")
     words = "capture -m by_name --platform h100-sxm-8 --iterations 1 -- 4"

@@ -15,6 +15,9 @@ from perfkit.commands.options import WHOLE
 from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.ground.units import format_time
 
+#: What is said of a script that reads computed numbers.
+PLACEHOLDERS = "Numbers that {} prints or writes of what it trains, such as losses, are placeholders: nothing is computed"
+
 
 class ScriptCommand(Command):
     """A command whose words after ``--`` belong to the script that it runs."""
@@ -50,7 +53,9 @@ class ScriptCommand(Command):
     type=click.Choice(("cpu", "cuda")),
     help="what the script finds; default: that of the platform",
 )
-@click.option("--iterations", type=WHOLE, default=4, help="iterations that are compared; default 4")
+@click.option(
+    "--iterations", type=WHOLE, default=4, help="iterations that are compared, at most; default 4"
+)
 @options.execution
 @options.stack
 @options.report
@@ -135,7 +140,10 @@ def capture_command(
         "unmodelled_s": dict(chosen.unmodelled),
         "warnings": chosen.warnings,
     }
-    text = "\n".join([*lines, "", chosen.explain()])
+    lines += ["", chosen.explain()]
+    if recording.has_placeholders:
+        lines += ["", PLACEHOLDERS.format(recording.name)]
+    text = "\n".join(lines)
     files.write(Answer(text, figures, results=[chosen]))
     return 0
 

@@ -32,9 +32,11 @@ def record(
         like in its environment, and begins its process group itself if it wants to.
     platform : Platform, str or Path, optional
         Where it will run. The loop is told name, memory and compute capability of its device; else
-        those of a GPU such as an A100.
+        those of a GPU such as an A100. Of every GPU it is told the multiprocessors and the L2 cache
+        of an A100.
     iterations : int
-        Iterations that are compared [-].
+        Iterations that are compared, at most: of long ones fewer, until they have more than 30,000
+        operations in all [-].
     name : str
         Name of the graph.
 
@@ -47,8 +49,9 @@ def record(
     Raises
     ------
     ValueError
-        At the end of the block: for a loop with fewer than two updates, and for one that needs a
-        number that is not computed; the message names the line.
+        At the end of the block: for a loop without an update, for one that does not update in 1,024
+        backward passes, and for one that needs a number that is not computed; the message names the
+        line.
 
     Warns
     -----

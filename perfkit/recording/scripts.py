@@ -105,7 +105,7 @@ class Recording(RecordedLoop):
     ranks, rank : int
         Number of ranks, and the rank that is recorded [-].
     iterations : int
-        Iterations that are compared [-].
+        Iterations that are compared, at most [-].
     name : str
         Name of the graph.
     gpu : Gpu

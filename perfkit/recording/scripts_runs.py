@@ -117,7 +117,7 @@ def record_program(program: Program, recording: Recording) -> Recording:
     Raises
     ------
     ValueError
-        For a script without two updates, and for one that cannot be captured.
+        For a script without an update, and for one that cannot be captured.
     ScriptError
         For a script that fails by itself.
     """
