@@ -614,7 +614,9 @@ def find_half_adapters(case: Case) -> Cause | None:
     each = rate.high / adapters.count
     if each > _HALF * line or find_kink(case.curve.nbytes, case.curve.busbw) is not None:
         return None
-    listed = [found for adapters_ in list_data_adapters(case).values() for found in adapters_]
+    listed: list[Adapter] = []
+    for of_host in list_data_adapters(case).values():
+        listed += of_host
     bonds = [adapter for adapter in listed if "bond" in adapter.name]
     text = (
         f"each of {adapters.count} adapters sends {write_rate(each)} of {write_rate(line)} at most"
@@ -625,11 +627,15 @@ def find_half_adapters(case: Case) -> Cause | None:
         "machine",
         "width and generation of the slots: lspci -vv, LnkSta against LnkCap",
         "ib_write_bw between the nodes for each adapter, also from the memory of a GPU (--use_cuda)",
-        "NCCL_IB_QPS_PER_CONNECTION=2 or 4, where links are bonded or routes are shared",
     ]
+    more_connections = (
+        "NCCL_IB_QPS_PER_CONNECTION=2 or 4, where links are bonded or routes are shared"
+    )
     if bonds:
         evidence.append(quote(case, bonds[0], f"{bonds[0].name} is a bond of two ports"))
-        advice = [advice[3], *advice[:3]]
+        advice.insert(0, more_connections)
+    else:
+        advice.append(more_connections)
     if any(adapter.fabric == "RoCE" for adapter in listed):
         advice.append(
             "flow control of the switches (PFC, ECN): RoCE loses most of its rate without"

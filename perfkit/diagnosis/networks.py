@@ -11,8 +11,8 @@ from perfkit.ground.units import format_count
 from perfkit.platform.datasheets import HOP, Datasheet
 from perfkit.platform.node_networks import list_fabrics
 
-#: Spread of times per byte that are composed over nodes, as a standard deviation of logarithms (docs/formulas.md, `LINES`: mean errors of
-#: 7 to 17 % on three clusters) [-].
+#: Spread of times per byte that are composed over nodes, as a standard deviation of logarithms
+#: (docs/formulas.md, `LINES`: mean errors of 7 to 17 % on three clusters) [-].
 ACROSS = 0.12
 #: For runs whose adapters the log names, which bound all but two nodes. Published rates of single
 #: adapters are 0.91 to 0.98 of the line rate, the logarithms with a standard deviation of 0.03 (six in

@@ -351,5 +351,13 @@ class Case:
             .sort("nbytes")
             .cast(polars.Float64)
         )
-        nbytes, seconds, busbw, algbw, expected, lines, slow = rows.fill_null(math.nan).to_numpy().T
-        return Curve(nbytes, seconds, busbw, algbw, expected, lines, slow)
+        rows = rows.fill_null(math.nan)
+        return Curve(
+            nbytes=rows["nbytes"].to_numpy(),
+            seconds=rows["seconds"].to_numpy(),
+            busbw=rows["busbw"].to_numpy(),
+            algbw=rows["algbw"].to_numpy(),
+            expected=rows["expected_s"].to_numpy(),
+            lines=rows["line"].to_numpy(),
+            slow=rows["slow"].to_numpy(),
+        )
