@@ -10,7 +10,8 @@ import perfkit as pk
 from benchmarks.fixes import draw, judge, name_first
 from benchmarks.helpers.written_traces import Loop, time_loop, write_traces
 from perfkit.__main__ import main
-from perfkit.calibration.fixes import Fix, Fixes
+from perfkit.calibration import replay_links
+from perfkit.calibration.fixes import Fix, Fixes, estimate_contention
 from perfkit.calibration.replay_links import choose_steps, record_run
 from perfkit.calibration.replay_run import Item, Link, Run, replay, sort_items
 from perfkit.platform.estimates import keep_quiet
@@ -115,7 +116,7 @@ def test_a_wait_of_the_host_costs_the_pause_of_the_device_behind_it(tmp_path: Pa
     assert "aten::item" in wait.words
     # no graph holds the wait: it must go first, and the time of its call is not saved with it
     graphs = find(fixes, "graphs")
-    assert "First remove 1 call of cudaStreamSynchronize in aten::item" in graphs.advice
+    assert "First remove 1 call (cudaStreamSynchronize in aten::item)" in graphs.advice
     assert graphs.low < graphs.gain - 10e-6
     assert ".item()" in wait.advice
 
@@ -143,6 +144,64 @@ def test_loading_counts_where_the_device_waits_for_it(tmp_path: Path) -> None:
     events += [event("user_annotation", loader, 100, 500), *launch(610, 2, 620, 100)]
     fixes = pk.read_trace(recordings.write(tmp_path / "a.json", events)).fixes()
     assert find(fixes, "loading").gain == pytest.approx(500e-6, rel=0.01)
+
+
+def test_steps_that_are_not_replayed_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+    for number in range(5):
+        begin = 1000 * number
+        events.append(recordings.step(begin, 1000, number))
+        events += launch(begin + 10, 1 + 2 * number, begin + 20, 100)
+        events += launch(begin + 500, 2 + 2 * number, begin + 510, 100)
+    trace = pk.read_trace(recordings.write(tmp_path / "a.json", events))
+    assert not [text for text in trace.fixes().warnings if "the replay has" in text]
+    # room for three steps of four items, one of which comes before those that count
+    monkeypatch.setattr(replay_links, "MOST_ITEMS", 12)
+    warnings = trace.fixes().warnings
+    assert [text for text in warnings if "the replay has the first 2 of 4 steps" in text]
+
+
+def test_contention_that_the_trace_does_not_show_is_told(tmp_path: Path) -> None:
+    def list_events(collectives: int, slowed: float = 200) -> list[Event]:
+        events = [recordings.step(0, 16 * (slowed + 100))]
+        for number in range(16):
+            begin = 10 + (slowed + 100) * number
+            took = 100.0
+            if number < collectives:  # beside a collective a kernel takes longer
+                took = slowed
+                events += reduce(begin - 5, 100 + number, begin + 10, slowed)
+            events += launch(begin, 1 + number, begin + 10, took)
+        return events
+
+    shown = pk.read_trace(recordings.write(tmp_path / "a.json", list_events(8)))
+    assert estimate_contention(record_run(shown.recorded)).likely == pytest.approx(0.5)
+    assert not [text for text in shown.fixes().warnings if "0% to 55%" in text]
+    hidden = pk.read_trace(recordings.write(tmp_path / "b.json", list_events(7)))
+    assert [text for text in hidden.fixes().warnings if "0% to 55% of their rate" in text]
+    alone = pk.read_trace(recordings.write(tmp_path / "c.json", list_events(0)))
+    assert not [text for text in alone.fixes().warnings if "of their rate" in text]
+    most = pk.read_trace(recordings.write(tmp_path / "d.json", list_events(8, slowed=2000)))
+    assert [text for text in most.fixes().warnings if "lost 95% of their rate or more" in text]
+
+
+def test_a_mean_below_one_call_is_not_zero_calls(tmp_path: Path) -> None:
+    # of three ranks one waits for its device, and launches its second kernel late; the others wait
+    ranks = []
+    for rank in range(3):
+        events = [recordings.step(0, 700), *launch(10, 1, 20, 400)]
+        if rank == 1:
+            events += [event("cpu_op", "aten::item", 18, 410)]
+            events += [event("cuda_runtime", "cudaStreamSynchronize", 20, 405)]
+            events += [*launch(520, 2, 530, 100), *reduce(530, 3, 640, 50, ranks=3)]
+        else:
+            events += [*launch(30, 2, 421, 100), *reduce(40, 3, 530, 160, ranks=3)]
+        ranks.append(events)
+    fixes = pk.read_trace(recordings.write_ranks(tmp_path, ranks)).fixes()
+    words = [fix.words for fix in fixes.fixes if fix.kind == "waits"]
+    assert words
+    assert words[0].startswith("In less than one call of cudaStreamSynchronize from aten::item")
 
 
 def test_a_trace_without_a_device_has_no_fixes() -> None:

@@ -36,16 +36,18 @@ from perfkit.calibration.fix_changes import (
     speed_up,
     split_exchanges,
 )
-from perfkit.calibration.replay_links import Recorded, record_run
+from perfkit.calibration.replay_links import MOST_ITEMS, Recorded, count_left_out, record_run
 from perfkit.calibration.replay_run import Beside, Run, replay, sort_items
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_notes
 from perfkit.ground.units import format_bytes, format_interval, format_time
 
 #: Contention of kernels with collectives beside them, where the trace does not show it, at least,
-#: most likely and at most [-]: none, and what was fitted to published steps of H100 and A100
-#: (`context.overlap` of their platforms: 0.46 and 0.55).
+#: most likely and at most [-]: none; a choice between these; and what was fitted to published steps
+#: of A100 (`context.overlap` of its platform: 0.55, of H100: 0.46).
 _CONTENTIONS = (0.0, 0.3, 0.55)
-#: Changes that save less than this share of an iteration are counted, not listed [-].
+#: Contention at most [-]: a choice, so that work ends that stands still beside a collective.
+_MOST_CONTENTION = 0.9
+#: Changes that save less than this share of an iteration are counted, not listed [-]: a choice.
 _LEAST_SHARE = 0.005
 #: Share of a gain by which replays miss it even if all is known [-]: a choice, looked at on the
 #: development seeds of `benchmarks.fixes`.
@@ -53,17 +55,21 @@ _OFF = 0.04
 #: The same of overlap, where the order of collectives changes [-]: a choice, too.
 _OFF_OVERLAPPED = 0.3
 #: Half the width of an 80 % interval of a mean step, as a share of it [-]: of a single step, and at
-#: least; steps of public traces of V100 and A100 differ by 0.5 to 1.4 %.
+#: least; choices. The standard deviation of steps is 0.7 to 1.7 % in public traces of V100 and A100
+#: with several steps.
 _USUAL_SPREAD, _LEAST_SPREAD = 0.01, 0.003
 #: Gradients whose reduction hides by more than this share are reduced in buckets already [-]: a
 #: choice.
 _HIDDEN = 0.1
-#: Changes that are taken together [-].
+#: Changes that are taken together, at most [-]: a choice.
 _TOGETHER = 3
 #: A replay that differs from the trace by more than this share of its time says nothing of what
 #: would help [-]: a choice; replays of public traces are within 3 %, but for one that is ten
 #: thousand times off.
 _MOST_APART = 0.25
+#: Shares of an iteration from which on a note tells of time that nothing explains, of ranks that
+#: begin apart, and of a replay that is off [-]: a choice.
+_NOTED = 0.02
 
 
 @dataclass(frozen=True)
@@ -233,7 +239,7 @@ class Fixes(Tabular):
         if self.refusal:
             return self.refusal
         if not self.fixes:
-            return f"of an iteration of {format_time(self.replayed)}, no change of those tried saves 0.5 %"
+            return f"of an iteration of {format_time(self.replayed)}, no change of those tried saves {100 * _LEAST_SHARE:g} %"
         first = self.fixes[0]
         gain = format_interval(first.gain, first.low, first.high)
         return f"{first.what} would save most: {gain} of {format_time(self.replayed)}"
@@ -290,13 +296,13 @@ def find_fixes(trace: Recorded) -> Fixes:
     base = replay(run).time
     if abs(base / trace.time - 1.0) > _MOST_APART:
         return _refuse(trace, run, base)
-    contentions = estimate_contention(run)
+    contention = estimate_contention(run)
     spread = _find_spread(trace)
     candidates = _list_candidates(run)
     gains = []
     for candidate in candidates:
         if not _saves_little(run, candidate, base):
-            gain = _try(run, [candidate], base, contentions, spread)
+            gain = _try(run, [candidate], base, contention, spread)
             gains.append((candidate, gain))
     gains.sort(key=lambda pair: -pair[1].likely)
     kept = [pair for pair in gains if pair[1].likely >= _LEAST_SHARE * base]
@@ -304,7 +310,7 @@ def find_fixes(trace: Recorded) -> Fixes:
     chosen = _choose_together([candidate for candidate, _ in kept])
     together = _Gain(0.0, 0.0, 0.0)
     if len(chosen) > 1:
-        together = _try(run, chosen, base, contentions, spread)
+        together = _try(run, chosen, base, contention, spread)
     names = {candidate.what for candidate in chosen}
     return Fixes(
         time=trace.time,
@@ -316,7 +322,7 @@ def find_fixes(trace: Recorded) -> Fixes:
         high=together.high,
         little=len(candidates) - len(kept),
         unexplained=_sum_unexplained(run),
-        warnings=tuple(_list_notes(trace, run, base)),
+        warnings=tuple(_list_notes(trace, run, base, contention)),
     )
 
 
@@ -377,21 +383,21 @@ def _try(
     run: Run,
     candidates: Sequence[_Candidate],
     base: float,
-    contentions: tuple[float, float, float],
+    contention: "Contention",
     spread: float,
 ) -> _Gain:
     """Replay a run with changes in all cases [s]."""
     may_wait = any(link.kind == "maybe" for links in run.links for link in links)
-    ends = [contentions[0], contentions[2]]
+    ends = [contention.low, contention.high]
     if all(candidate.frees_kernels for candidate in candidates):
         ends.reverse()
     trials = [
         _Trial(LEAST, ends[1], True),
-        _Trial(LIKELY, contentions[1], False),
+        _Trial(LIKELY, contention.likely, False),
         _Trial(MOST, ends[0], False),
     ]
     if may_wait:
-        trials.append(_Trial(LIKELY, contentions[1], True))
+        trials.append(_Trial(LIKELY, contention.likely, True))
     gains: list[float] = []
     likely: list[float] = []
     changed_runs: dict[Case, Run] = {}
@@ -444,9 +450,29 @@ def _find_spread(trace: Recorded) -> float:
     return max(spread, _LEAST_SPREAD)
 
 
-def estimate_contention(run: Run) -> tuple[float, float, float]:
-    """Share of its rate that work loses to a collective beside it, where equal kernels ran with and
-    without one.
+class Contention(NamedTuple):
+    """Share of its rate that work loses to a collective beside it.
+
+    Parameters
+    ----------
+    low, likely, high : float
+        At least, most likely, and at most [-].
+    is_measured : bool
+        Whether the trace shows it; otherwise it is assumed.
+    highest : float
+        The high end before it was cut to `_MOST_CONTENTION` [-].
+    """
+
+    low: float
+    likely: float
+    high: float
+    is_measured: bool
+    highest: float
+
+
+def estimate_contention(run: Run) -> Contention:
+    """Share of its rate that work loses to a collective beside it: quartiles over equal kernels that
+    ran with and without one, or what is assumed where these are few.
 
     Parameters
     ----------
@@ -455,8 +481,8 @@ def estimate_contention(run: Run) -> tuple[float, float, float]:
 
     Returns
     -------
-    low, likely, high : (float, float, float)
-        [-].
+    contention : Contention
+        Measured or assumed.
     """
     begins = [item.begin for item in run.items]
     ends = [item.end for item in run.items]
@@ -467,9 +493,9 @@ def estimate_contention(run: Run) -> tuple[float, float, float]:
         if item.role != "compute" or run.seconds[number] < _LEAST_SECONDS:
             continue
         share = beside[number] / run.seconds[number]
-        if share < 0.02:
+        if share < _ALONE:
             alone.setdefault((item.rank, item.kernel), []).append(run.seconds[number])
-        elif share > 0.5:
+        elif share > _BESIDE:
             slowed.append((number, share))
     found, weights = [], []
     for number, share in slowed:
@@ -479,19 +505,24 @@ def estimate_contention(run: Run) -> tuple[float, float, float]:
             found.append((1.0 - float(np.median(usual)) / seconds) / share)
             weights.append(seconds)
     if len(found) < _LEAST_PAIRS:
-        return _CONTENTIONS
+        low, likely, high = _CONTENTIONS
+        return Contention(low, likely, high, is_measured=False, highest=high)
     order = np.argsort(found)
     done = np.cumsum(np.array(weights)[order]) / sum(weights)
     low, likely, high = (
         float(np.array(found)[order][np.searchsorted(done, quantile)])
         for quantile in (0.25, 0.5, 0.75)
     )
-    clipped = np.clip([low, likely, high], 0.0, 0.9)
-    return float(clipped[0]), float(clipped[1]), float(clipped[2])
+    # noise may make equal kernels faster beside a collective
+    clipped = np.clip([low, likely, high], 0.0, _MOST_CONTENTION).tolist()
+    return Contention(*clipped, is_measured=True, highest=high)
 
 
 #: Kernels that tell of contention take this time at least [s], and are as many [-]: choices.
 _LEAST_SECONDS, _LEAST_PAIRS = 10e-6, 8
+#: A kernel runs alone if a collective is in flight for less than the first share of its time, and
+#: beside one for more than the second [-]: choices.
+_ALONE, _BESIDE = 0.02, 0.5
 
 
 # -- what is tried
@@ -511,8 +542,10 @@ def _list_candidates(run: Run) -> list[_Candidate]:
 
 
 def _count(number: float, word: str) -> str:
-    """A number with its word, as ``2 kernels``."""
+    """A number with its word, as ``2 kernels``; a mean that rounds to none is less than one."""
     whole = round(number)
+    if whole == 0 and number > 0:
+        return f"less than one {word}"
     return f"{whole:,} {word}" + ("s" if whole != 1 else "")
 
 
@@ -662,14 +695,17 @@ def _list_links(run: Run, groups: Sequence[Collectives]) -> list[_Candidate]:
     if not groups:
         return []
     numbers = [number for group in groups for number in group.numbers]
+    smaller = ""
+    if any(group.role == "gradients" for group in groups):
+        smaller = "send gradients in bf16; "
     parts = "; ".join(_describe_group(run, group) for group in groups[:2])
     return [
         _Candidate(
             "link",
             "links twice as fast",
             f"{parts}.",
-            "Check with the logs of nccl-tests (perfkit.diagnose) that the links run as they should; send bf16 "
-            "gradients; or rent faster links.",
+            f"Check with the logs of nccl-tests (perfkit.diagnose) that the links run as they should; {smaller}or "
+            "rent faster links.",
             partial(_speed, numbers),
             order=1,
             frees_kernels=True,
@@ -757,7 +793,7 @@ def _list_host_changes(run: Run) -> list[_Candidate]:
         f"the host takes {format_time(host / steps / ranks)} for {launched:,.0f} launches, the device "
         f"{format_time(busy / steps / ranks)} for kernels"
     )
-    merges = "Of no class of kernels that compilers merge are two neighbours"
+    merges = "No two neighbouring kernels are of a class that compilers merge"
     if chains:
         merges = (
             f"{_count(merged / steps / ranks, 'neighbouring element-wise kernel')} of a step of a rank take "
@@ -805,8 +841,8 @@ def _describe_stops(run: Run) -> str:
     parts = [f"{' and '.join(sorted(callers[caller]))} in {caller}" for caller in callers]
     calls = _count(max(len(stops) / len(run.steps) / len(run.ranks), 1), "call")
     return (
-        f"First remove {calls} of {'; '.join(parts)}, in which the host waits for its device inside the step: none can be "
-        "captured, and with them the least gain is that of graphs between them. "
+        f"First remove {calls} ({', '.join(parts)}) in which the host waits for its device inside the step: none can be "
+        "captured, and while they stay, graphs between them save the least gain. "
     )
 
 
@@ -937,20 +973,37 @@ def _sum_unexplained(run: Run) -> float:
     return max((delays[place] for place in main.values()), default=0.0) / len(run.steps)
 
 
-def _list_notes(trace: Recorded, run: Run, base: float) -> list[str]:
+def _list_notes(trace: Recorded, run: Run, base: float, contention: Contention) -> list[str]:
     """What makes the gains less certain."""
     notes = []
     unexplained = _sum_unexplained(run)
-    if unexplained > 0.02 * base:
+    if unexplained > _NOTED * base:
         notes.append(
             f"for {format_time(unexplained)} of an iteration a device waits for nothing that the trace names; every replay "
             "keeps that time"
+        )
+    left_out = count_left_out(trace, run)
+    if left_out:
+        notes.append(
+            f"the replay has the first {len(run.steps)} of {_count(len(run.steps) + left_out, 'step')} that it could count; "
+            f"more steps would be over {MOST_ITEMS:,} launches, waits and kernels"
+        )
+    if any(item.is_collective for item in run.items) and not contention.is_measured:
+        notes.append(
+            f"fewer than {_LEAST_PAIRS} kernels of {format_time(_LEAST_SECONDS)} or more ran both with and without a "
+            f"collective beside them; they are taken to lose {contention.low:.0%} to {contention.high:.0%} of their rate, "
+            f"most likely {contention.likely:.0%}"
+        )
+    if contention.highest > _MOST_CONTENTION:
+        notes.append(
+            f"a quarter of the kernels lost {contention.highest:.0%} of their rate or more beside collectives; the replay "
+            f"takes {_MOST_CONTENTION:.0%} at most"
         )
     if run.lead is None:
         notes.append("the trace has one step: how much steps differ is not known")
         begins = list(run.begins.values())
         apart = max(begins) - min(begins)
-        if any(item.meets >= 0 for item in run.items) and apart > 0.02 * base:
+        if any(item.meets >= 0 for item in run.items) and apart > _NOTED * base:
             notes.append(
                 f"ranks begin the recorded step up to {format_time(apart)} apart, and wait for the last one; one step does "
                 "not say whether they do so in each, so no change counts it"
@@ -962,7 +1015,7 @@ def _list_notes(trace: Recorded, run: Run, base: float) -> list[str]:
             "traces of all ranks to see who is late"
         )
     off = base / trace.time - 1
-    if abs(off) > 0.02:
+    if abs(off) > _NOTED:
         notes.append(
             f"the replay takes {format_time(base)}, from the begin of a step to the end of its last work; the trace says "
             f"{format_time(trace.time)}"

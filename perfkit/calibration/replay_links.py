@@ -28,15 +28,16 @@ _EQUAL = 2e-6
 _LATEST = 20e-6
 #: A launch is with its device after this time at most [s]: a choice.
 _LONGEST_LATENCY = 12e-6
-#: Gaps on a stream up to this are of the device alone [s].
+#: Gaps on a stream up to this are of the device alone [s]: a choice.
 _LARGEST_GAP = 5e-6
-#: Launches that a queue of a device holds are about a thousand: with fewer than half of them
-#: outstanding, a call does not wait for room [-].
+#: Launches of CUDA wait once about a thousand are outstanding: with fewer than half of these, a call
+#: does not wait for room [-], a choice.
 _QUEUE = 500
 #: A launch that waits for room takes longer than this multiple of the median launch, and this time
-#: at least [-, s].
+#: at least [-, s]: choices.
 _LONG, _LEAST_LONG = 10.0, 50e-6
-#: Most items of a run [-]; more steps than fit are left out.
+#: About so many items has a run at most [-]: a choice, for the time of replays. More steps than fit
+#: are left out, but for two; `count_left_out` says how many.
 MOST_ITEMS = 20_000
 
 
@@ -156,6 +157,25 @@ def record_run(trace: Recorded) -> Run:
         _RankRecorder(run, rank, file, work, meetings, origin).record(window)
     _align_clocks(run)
     return run
+
+
+def count_left_out(trace: Recorded, run: Run) -> int:
+    """Count the consecutive steps that would count, had a run room for them.
+
+    Parameters
+    ----------
+    trace : Recorded
+        Of any number of ranks.
+    run : Run
+        Of this trace.
+
+    Returns
+    -------
+    steps : int
+        Zero if the run has all of them [-].
+    """
+    whole = choose_steps(trace.steps, max(trace.steps["step"].n_unique(), 1) + 1)
+    return len(whole.steps) - len(run.steps)
 
 
 def say_no_device(files: Sequence[TraceFile]) -> str:

@@ -11,8 +11,8 @@ from perfkit.commands.command import Command
 from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.readers.measured_jitter import Jitter
 
-#: Changes that are told beside those that go together; `--json` and `--report` have all of them
-#: [-].
+#: Changes that are told beside those that go together [-]: a choice; `--json` and `--report` have
+#: all of them.
 _MOST_FIXES = 3
 
 
