@@ -515,7 +515,7 @@ def estimate_contention(run: Run) -> Contention:
     )
     # noise may make equal kernels faster beside a collective
     clipped = np.clip([low, likely, high], 0.0, _MOST_CONTENTION).tolist()
-    return Contention(*clipped, is_measured=True, highest=high)
+    return Contention(clipped[0], clipped[1], clipped[2], is_measured=True, highest=high)
 
 
 #: Kernels that tell of contention take this time at least [s], and are as many [-]: choices.
