@@ -34,16 +34,21 @@ def is_called_by_user(frame: Any) -> bool:
     return "site-packages" not in name and not name.startswith(LIBRARIES)
 
 
+def _is_told(frame: Any, places: Places) -> bool:
+    """Whether a caller is told of the GPU. Packages are only by `places.tells_packages`: they would
+    remember that there is one."""
+    if places.tells_packages:
+        return not frame.f_code.co_filename.startswith(LIBRARIES)
+    return is_called_by_user(frame)
+
+
 def _answer(real: Any, value: Any, places: Places) -> Callable[..., Any]:
-    """A function that answers a program with a value, and PyTorch as before. Packages are told by
-    `places.tells_packages`: they would remember that there is a GPU."""
+    """A function that answers a program with a value, and PyTorch as before."""
 
     def asked(*args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe(1)
-        told = is_called_by_user(frame)
-        if places.tells_packages:
-            told = not frame.f_code.co_filename.startswith(LIBRARIES)
-        return value if told else real(*args, **kwargs)
+        if _is_told(sys._getframe(1), places):
+            return value
+        return real(*args, **kwargs)
 
     return asked
 
@@ -258,7 +263,9 @@ def _patch_current_gpu(places: Places) -> list[Patch]:
         number = device
         if isinstance(device, str | torch.device):
             number = torch.device(device).index
-        places.current = before if number is None or number < 0 else number
+        names_one = number is not None and number >= 0
+        if names_one:
+            places.current = number
         return before
 
     get_default = torch.get_default_device
