@@ -5,6 +5,7 @@ import pytest
 import perfkit as pk
 from perfkit.diagnosis.networks import list_networks
 from perfkit.diagnosis.systems import find_system
+from perfkit.ground.files import group_rows
 from perfkit.platform.datasheets import list_datasheets, read_datasheet
 from perfkit.platform.machine import PlatformError
 from perfkit.platform.node_networks import find_fabric, list_fabrics
@@ -32,6 +33,14 @@ STATED = {
 def test_a_rank_has_its_share_of_what_the_provider_states_for_a_node(name: str) -> None:
     rate, gpus = STATED[name]
     assert find_fabric(name).bandwidth.value == pytest.approx(rate / 8 * 1e9 / gpus)
+
+
+def test_rates_are_bytes_and_kinds_stand_in_their_column() -> None:
+    groups = group_rows("keys", "published", "node_networks.csv")
+    for row in [row for rows in groups.values() for row in rows]:
+        assert row["unit"] == "B/s", row["keys"]
+        assert 1e9 < float(row["rate"]) < 2e11, "8 to 1,600 Gb/s an adapter"
+        assert row["network"] in ("", "EFA"), "what logs of NCCL say; its kind is the transport"
 
 
 def test_rows_of_networks_are_whole() -> None:
