@@ -164,7 +164,7 @@ def test_steps_that_are_not_replayed_are_told(
 
 
 def test_contention_that_the_trace_does_not_show_is_told(tmp_path: Path) -> None:
-    def list_events(collectives: int, slowed: float = 200) -> list[Event]:
+    def list_events(collectives: int, slowed: float = 200, *, sized: bool = True) -> list[Event]:
         events = [recordings.step(0, 16 * (slowed + 100))]
         for number in range(16):
             begin = 10 + (slowed + 100) * number
@@ -172,12 +172,18 @@ def test_contention_that_the_trace_does_not_show_is_told(tmp_path: Path) -> None
             if number < collectives:  # beside a collective a kernel takes longer
                 took = slowed
                 events += reduce(begin - 5, 100 + number, begin + 10, slowed)
-            events += launch(begin, 1 + number, begin + 10, took)
+            launched = launch(begin, 1 + number, begin + 10, took)
+            if sized:
+                launched[0]["args"]["Input Dims"] = [[512, 512], [512, 512]]
+            events += launched
         return events
 
     shown = pk.read_trace(recordings.write(tmp_path / "a.json", list_events(8)))
     assert estimate_contention(record_run(shown.recorded)).likely == pytest.approx(0.5)
     assert not [text for text in shown.fixes().warnings if "0% to 55%" in text]
+    # kernels of unknown size may be unequal
+    unsized = pk.read_trace(recordings.write(tmp_path / "e.json", list_events(8, sized=False)))
+    assert not estimate_contention(record_run(unsized.recorded)).is_measured
     hidden = pk.read_trace(recordings.write(tmp_path / "b.json", list_events(7)))
     assert [text for text in hidden.fixes().warnings if "0% to 55% of their rate" in text]
     alone = pk.read_trace(recordings.write(tmp_path / "c.json", list_events(0)))

@@ -501,7 +501,7 @@ def estimate_contention(run: Run) -> Contention:
     for number, share in slowed:
         item, seconds = run.items[number], run.seconds[number]
         usual = alone.get((item.rank, item.kernel))
-        if usual:
+        if item.is_sized and usual:
             found.append((1.0 - float(np.median(usual)) / seconds) / share)
             weights.append(seconds)
     if len(found) < _LEAST_PAIRS:

@@ -449,6 +449,7 @@ class _RankRecorder:
             if step not in window.all:
                 continue
             end = self._seconds(last.get(collective, row["end"]))
+            dimensions = self.args.get(row["operation"], {}).get("Input Dims", "")
             item = Item(
                 "work",
                 self.rank,
@@ -460,7 +461,8 @@ class _RankRecorder:
                 role=row["role"],
                 phase=row["phase"],
                 stream=row["stream"],
-                kernel=f"{self.names[index]} {self.args.get(row['operation'], {}).get('Input Dims', '')}",
+                kernel=f"{self.names[index]} {dimensions}",
+                is_sized=bool(dimensions),
             )
             number = self.run.add(item, item.end - item.begin, [])
             self.works.append(number)

@@ -86,7 +86,10 @@ class Item:
         Least time that the transfer of a lone rank's collective may take; its other time is a wait
         that one rank does not show [s].
     kernel : str
-        The kernel and the dimensions of the operands of its operator: equal ones do equal work.
+        The kernel and the dimensions of the operands of its operator: equal ones do equal work if it
+        is sized.
+    is_sized : bool
+        Whether the trace has these dimensions.
     meets : int
         Of a rank's kernel that is ready for a collective: the meeting with which it ends; -1 for
         none [-].
@@ -110,6 +113,7 @@ class Item:
     outside: float = 0.0
     transfer: float = 0.0
     kernel: str = ""
+    is_sized: bool = False
     meets: int = -1
 
     @property
