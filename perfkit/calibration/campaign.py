@@ -155,6 +155,13 @@ def calibrate(
             "rehearse is True; it goes the way of GPUs as a base predicts it; take device='cuda' and "
             "name base, such as base='h100-sxm-8'"
         )
+    if device == "cuda":
+        for argument, given in (("quick", quick), ("models", models != "standard")):
+            if given:
+                raise ValueError(
+                    f"{argument} is given; it says what to measure on a CPU, and GPUs have one plan; leave "
+                    "it out"
+                )
     sources = {"nccl_logs": nccl_logs, "traces": traces, "measurements": measurements}
     named = [name for name, source in sources.items() if source is not None]
     if len(named) > 1:

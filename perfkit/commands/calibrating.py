@@ -37,7 +37,7 @@ _ONE_SOURCE = "another source is named, and one is fitted at a time"
 @click.option("--out", metavar="FILE", required=True, help="platform file to write, NAME.toml")
 @click.option("--device", type=click.Choice(("cpu", "cuda")), help="what to measure; default cpu")
 @click.option("--ranks", type=WHOLE, help="ranks that measure collectives; default 2, of GPUs all")
-@click.option("--quick", is_flag=True, help="measure fewer sizes, in two to three minutes")
+@click.option("--quick", is_flag=True, help="measure fewer sizes of a CPU, in two to three minutes")
 @options.models
 @click.option(
     "--measurements",
