@@ -450,6 +450,10 @@ def test_times_may_have_units(predicted: pk.Prediction) -> None:
     )
     assert run.failures == same.failures
     assert "ranks fail as those of" not in run.explain()
+    # no published run has such a name
+    assert goodput.read_mtbf(".5h") == 1800.0
+    with pytest.raises(ValueError, match=r"mtbf is -10800\.0; it must be a number above 0"):
+        goodput.read_mtbf("-3h")
 
 
 def test_a_search_ranks_by_cost_as_predictions_do() -> None:

@@ -129,3 +129,18 @@ def test_folders_of_a_platform_may_have_any_name(tmp_path) -> None:
     for platform in (str(path), pk.load_platform(path), pk.load_platform(f"{path}@p5")):
         missing = pk.what_to_measure(platform, nodes=2, network="nd-h100-v5")
         assert f"--base '{path}@nd-h100-v5' --out" in missing.table()["commands"][0]
+
+
+def test_an_all_to_all_is_measured_only_for_an_iteration_that_has_one() -> None:
+    def list_programs(workload: object) -> set[str]:
+        table = pk.what_to_measure("h100-sxm-8", workload, nodes=2, network="p5").table()
+        between = table.filter(table["measurement"] == "all_gather and others on 2 nodes")
+        commands = between["commands"][0].split()
+        return {word for word in commands if word.endswith("_perf")}
+
+    others = {"all_gather_perf", "all_reduce_perf", "reduce_scatter_perf"}
+    model = pk.Transformer.bert(batch=64, parallel="fsdp")
+    recommender = pk.DLRM("dlrm-ddp", batch=2048)
+    assert list_programs(model) == others
+    assert list_programs(recommender) == {*others, "alltoall_perf"}
+    assert list_programs(None) == {*others, "alltoall_perf"}

@@ -470,23 +470,12 @@ def _count_operations(calls: Table) -> list[tuple[str, int]]:
 def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> CollectiveModel:
     """Scale the start-up and the time per byte of a curve to medians over calls, or fit a new one
     if they tell both."""
-    fit = platform.collectives.get(str(key))
-    if fit is None:
-        sizes = np.geomspace(1e3, 1e9, 19)
-        composed = platform.price_collective(
-            key.operation, sizes, key.ranks or 1, key.algorithm or None
-        )
-        fit = replace(
-            fit_collective(sizes, composed.time),
-            spread=float(np.mean(composed.spread)),
-            source=f"times of {platform.name}",
-        )
+    prior = _find_prior(platform, key)
     numbers = rows.select(pl.col("nbytes", "seconds", "calls").cast(pl.Float64))
     nbytes, seconds, calls = numbers.to_numpy().T
     of_node = rows["ranks_of_node"].to_numpy()
     is_own = (of_node == 1) | (key.algorithm != "rail")
     is_alone = bool(is_own.all())
-    prior = fit
     # sizes at which the curve itself was seen
     ranges = prior.ranges
     if is_own.any():
@@ -516,12 +505,6 @@ def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Coll
     start_up, transfer = np.exp(scaled.parameters)
     unsure = np.einsum("ij,jk,ik->i", slopes, covariance, slopes).mean()
     variance = (TRUST * prior.spread**2 + float(errors @ errors)) / (TRUST + len(errors))
-    stderr = {}
-    for name in prior:
-        if name.startswith("alpha"):
-            stderr[name] = float(start_up_error * model[name])
-        elif name.startswith("beta"):
-            stderr[name] = float(transfer_error * model[name])
     note = (
         f"{prior.source}: start-up times {start_up:.2f} ± {start_up_error:.0%}, "
         f"time per byte times {transfer:.2f} ± {transfer_error:.0%}"
@@ -536,10 +519,39 @@ def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Coll
         bias=0.0,
         transferred=prior.transferred,
         spread=math.sqrt(variance + unsure),
-        stderr=stderr,
+        stderr=_find_stderr(model, float(start_up_error), float(transfer_error)),
         ranges=ranges,
         notes=(note,),
     )
+
+
+def _find_prior(platform: Platform, key: Key) -> CollectiveModel:
+    """The curve of a platform before transfers are seen: its fit, else one of the times that it predicts."""
+    fit = platform.collectives.get(str(key))
+    if fit is not None:
+        return fit
+    sizes = np.geomspace(1e3, 1e9, 19)
+    composed = platform.price_collective(
+        key.operation, sizes, key.ranks or 1, key.algorithm or None
+    )
+    return replace(
+        fit_collective(sizes, composed.time),
+        spread=float(np.mean(composed.spread)),
+        source=f"times of {platform.name}",
+    )
+
+
+def _find_stderr(
+    model: CollectiveModel, start_up_error: float, transfer_error: float
+) -> dict[str, float]:
+    """Standard errors of the parameters of a curve, from relative ones of start-up and time per byte."""
+    stderr = {}
+    for name, value in model.items():
+        if name.startswith("alpha"):
+            stderr[name] = start_up_error * value
+        elif name.startswith("beta"):
+            stderr[name] = transfer_error * value
+    return stderr
 
 
 def _time_on_rails(

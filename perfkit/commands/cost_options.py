@@ -10,6 +10,7 @@ import click
 import perfkit as pk
 from perfkit.commands.options import NUMBER, OF_SECONDS, keep_given, refuse_given
 from perfkit.ground.dates import read_date, write_date
+from perfkit.ground.quantities import SECONDS, read_quantity
 from perfkit.ground.results import write_cells
 from perfkit.ground.units import format_count, format_table, show
 from perfkit.prediction.goodput import write_hours
@@ -281,10 +282,8 @@ def _read_hours(deadline: str) -> float | None:
         return float(deadline)
     except ValueError:
         pass
-    try:
-        return OF_SECONDS.convert(deadline, None, None) / 3600.0
-    except click.UsageError:
-        return None
+    seconds = read_quantity(deadline, SECONDS)
+    return None if seconds is None else seconds / 3600.0
 
 
 def find_costs(exploration: pk.Exploration, values: Mapping[str, Any]) -> CostAnswer | None:

@@ -1,7 +1,7 @@
 """What each measurement that was not made would narrow: intervals now, and as if it were made."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from perfkit.platform.gallery import Named, load_platform, spell_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import INSIDE_SPREAD
 from perfkit.prediction.predictor import predict
+from perfkit.prediction.result import Prediction
 from perfkit.workloads.stack import Stack
 from perfkit.workloads.strategy import Strategy
 
@@ -45,6 +46,7 @@ _WORDS = {
 _LEAST_SHOWN = 0.005
 #: Collectives that show how fast links are: each rank has a part of the message.
 _SHOWN = tuple(own.name for own in COLLECTIVES.values() if own.in_workloads and own.in_shares)
+_ALL_TO_ALL = "all_to_all"
 
 
 @dataclass(frozen=True)
@@ -187,26 +189,23 @@ def what_to_measure(
     if strategy is not None:
         check_type("strategy", strategy, Strategy)
 
-    def find_widths(machine: Platform) -> _Widths:
-        """Intervals on a platform."""
-        step = None
+    def predict_on(machine: Platform) -> Prediction | None:
+        """An iteration on a platform; None without a workload."""
+        if workload is None:
+            return None
         with keep_quiet():
-            if workload is not None:
-                prediction = predict(
-                    workload, machine, ranks=where.network.ranks, strategy=strategy, stack=stack
-                )
-                step = prediction.interval(0.8)[1] / prediction.time
-            large = _widen(machine, "all_gather", LARGE)
-            small = _widen(machine, "all_reduce", SMALL)
-        return _Widths(large, small, step)
+            return predict(
+                workload, machine, ranks=where.network.ranks, strategy=strategy, stack=stack
+            )
 
-    now = find_widths(where)
+    iteration = predict_on(where)
+    now = _find_widths(where, iteration)
     base = spell_platform(platform) if isinstance(platform, Platform) else str(platform)
     if network is not None:
         base = f"{_leave_out_network(base)}@{network}"
     rows = []
-    for measurement in _list_measurements(where, workload, base):
-        after = find_widths(measurement.platform)
+    for measurement in _list_measurements(where, workload, base, _choose_operations(iteration)):
+        after = _find_widths(measurement.platform, predict_on(measurement.platform))
         row: dict[str, Any] = {"measurement": measurement.name}
         for name, width_now, width_after in zip(_Widths._fields, now, after, strict=True):
             # a measurement makes nothing less sure
@@ -214,6 +213,25 @@ def what_to_measure(
             row[f"{name}_after"] = _find_smaller(width_now, width_after)
         rows.append({**row, "commands": measurement.commands})
     return MissingMeasurements(_sort_rows(rows), _describe(where, workload))
+
+
+def _find_widths(platform: Platform, iteration: Prediction | None) -> _Widths:
+    """Intervals of messages and of an iteration on a platform."""
+    step = None
+    if iteration is not None:
+        step = iteration.interval(0.8)[1] / iteration.time
+    with keep_quiet():
+        large = _widen(platform, "all_gather", LARGE)
+        small = _widen(platform, "all_reduce", SMALL)
+    return _Widths(large, small, step)
+
+
+def _choose_operations(iteration: Prediction | None) -> tuple[str, ...]:
+    """Collectives to measure: an all_to_all only where the iteration has one. The others show the link,
+    and over nodes an all_reduce is made of them."""
+    if iteration is None or _ALL_TO_ALL in iteration.timeline()["name"]:
+        return _SHOWN
+    return tuple(name for name in _SHOWN if name != _ALL_TO_ALL)
 
 
 def _leave_out_network(base: str) -> str:
@@ -267,24 +285,31 @@ def _describe(platform: Platform, workload: Any) -> str:
 # Measurements that were not made.
 
 
-def _list_measurements(platform: Platform, workload: Any, base: str) -> Iterator[_Measurement]:
+def _list_measurements(
+    platform: Platform, workload: Any, base: str, operations: Sequence[str]
+) -> Iterator[_Measurement]:
     """Measurements that were not made, and the platform with each of them; `base` is what logs are fitted
-    into."""
+    into, and `operations` are the collectives that are measured."""
     network = platform.network
     local = network.ranks_per_node
     base_option = f"--base {shlex.quote(base)}"
     fit = f"perfkit calibrate --from-nccl-logs logs/ {base_option} --out mine.toml"
-    inside = {key: curve for key, curve in platform.collectives.items() if _is_inside(key, local)}
+    inside = {}
+    for name, curve in platform.collectives.items():
+        if _is_inside(name, local) and Key.parse(name).operation in operations:
+            inside[name] = curve
     if local > 1 and any(_is_of_others(curve) for curve in inside.values()):
         fits = {key: _trust(curve, INSIDE_SPREAD) for key, curve in inside.items()}
         measured = replace(platform, collectives={**platform.collectives, **fits})
-        yield _Measurement("collectives of one node", measured, _write_commands(1, local, fit))
+        yield _Measurement(
+            "collectives of one node", measured, _write_commands(operations, 1, local, fit)
+        )
     for nodes in sorted({2, 4, network.nodes}):
         if nodes == 1 or nodes > network.nodes or _shows_link(platform, nodes):
             continue
         name = f"all_gather and others on {nodes} nodes"
-        measured = _measure_between(platform, nodes)
-        yield _Measurement(name, measured, _write_commands(nodes, local, fit))
+        measured = _measure_between(platform, nodes, operations)
+        yield _Measurement(name, measured, _write_commands(operations, nodes, local, fit))
     if workload is None:
         return
     kernels = {key: _trust(curve, KERNEL_SPREAD) for key, curve in platform.kernels.items()}
@@ -301,13 +326,13 @@ def _list_measurements(platform: Platform, workload: Any, base: str) -> Iterator
         yield _Measurement("steps of this family on one node", steps, command)
 
 
-def _write_commands(nodes: int, local: int, fit: str) -> str:
+def _write_commands(operations: Sequence[str], nodes: int, local: int, fit: str) -> str:
     """Lines of nccl-tests on some nodes, and the line that fits them."""
     hosts = "" if nodes == 1 else f" -N {local}"
     lines = []
-    for operation in _SHOWN:
+    for operation in operations:
         # nccl-tests writes alltoall in one word
-        program = f"{operation.replace('all_to_all', 'alltoall')}_perf"
+        program = f"{operation.replace(_ALL_TO_ALL, 'alltoall')}_perf"
         log = f"logs/{operation}_{nodes}.log"
         lines.append(f"mpirun -np {nodes * local}{hosts} {program} -b 8 -e 8G -f 2 -g 1 > {log}")
     return "\n".join([*lines, fit])
@@ -316,8 +341,7 @@ def _write_commands(nodes: int, local: int, fit: str) -> str:
 def _is_inside(text: str, local: int) -> bool:
     """Whether a collective is one inside a node."""
     key = Key.parse(text)
-    is_of_node = key.algorithm != "rail" and (key.ranks is None or key.ranks <= local)
-    return is_of_node and key.operation in _SHOWN
+    return key.algorithm != "rail" and (key.ranks is None or key.ranks <= local)
 
 
 def _is_of_others(fit: Fit) -> bool:
@@ -346,11 +370,11 @@ def _shows_link(platform: Platform, nodes: int) -> bool:
     return False
 
 
-def _measure_between(platform: Platform, nodes: int) -> Platform:
-    """The platform as if collectives of all ranks of some nodes were measured; of an all_reduce on two
+def _measure_between(platform: Platform, nodes: int, operations: Sequence[str]) -> Platform:
+    """The platform as if some collectives of all ranks of some nodes were measured; of an all_reduce on two
     nodes, the rail that it shows."""
     fits = dict(platform.collectives)
-    for operation in _SHOWN:
+    for operation in operations:
         key = Key(operation, nodes * platform.network.ranks_per_node)
         if operation == "all_reduce" and nodes == PAIR:
             key = Key(operation, nodes, "rail")

@@ -716,7 +716,8 @@ def read_mtbf(mtbf: Any) -> float:
     ValueError
         For a number that is not above 0, and an unknown name.
     """
-    if isinstance(mtbf, str) and not mtbf[:1].isdigit():
+    is_time = not isinstance(mtbf, str) or read_quantity(mtbf, SECONDS) is not None
+    if not is_time and not mtbf[:1].isdigit():
         published = group_rows("name", "published", "failures.csv")
         [row] = published[check_choice("mtbf", mtbf, published)]
         return float(row["mtbf_hours"]) * _HOUR
