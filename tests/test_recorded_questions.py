@@ -104,6 +104,10 @@ def check_of_pytorch(scores: Any) -> None:
     torch._check((scores < 1e6).all().item(), lambda: "too large")
 
 
+def assert_of_pytorch(scores: Any) -> None:
+    torch._assert((scores < 1e6).all(), "too large")
+
+
 def check_of_distributions(scores: Any) -> Any:
     distribution = torch.distributions.Normal(scores, scores.exp())
     torch.distributions.kl_divergence(distribution, torch.distributions.Normal(0.0, 1.0))
@@ -127,6 +131,7 @@ PASSING: list[Use] = [
     raise_by_a_function,
     exit_by_a_number,
     check_of_pytorch,
+    assert_of_pytorch,
     check_of_distributions,
     print_answers,
     count_answers,
@@ -186,6 +191,22 @@ def raise_and_suppress(scores: Any) -> bool:
     return True
 
 
+def catch_size(scores: Any) -> bool:
+    """A step that catches the error of the capture is not taken to go on."""
+    try:
+        scores[scores > 0].sum()
+    except Exception:
+        return True
+    return False
+
+
+def catch_list(scores: Any) -> bool:
+    try:
+        return bool(scores.tolist()[0][0] > 1e6)
+    except Exception:
+        return False
+
+
 def check_large(flag: bool) -> bool:
     return not flag
 
@@ -221,6 +242,8 @@ REFUSED: list[Use] = [
     fail_in_a_branch,
     raise_and_catch,
     raise_and_suppress,
+    catch_size,
+    catch_list,
     decide_by_a_function,
     loop_until_small,
     loop_until_float,

@@ -271,6 +271,34 @@ def test_a_loop_that_needs_a_number_is_refused_with_its_line() -> None:
         rows = rows[rows > 0]
 
 
+def test_a_loop_up_to_a_computed_number_is_refused_and_a_long_evaluation_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("perfkit.recording.trails.MOST_READ", 20)
+
+    def run(tolerance: float) -> None:
+        model, updates = make_model()
+        with torch.no_grad():
+            for _ in range(30):
+                model(torch.ones(ROWS, WIDTH)).sum().item()
+        for _ in range(3):
+            loss = model(torch.ones(ROWS, WIDTH)).sum()
+            while loss.item() > tolerance:
+                loss = loss * 0.5
+            loss.backward()
+            updates.step()
+            updates.zero_grad()
+
+    with record(device="cpu") as recording:
+        run(1e30)
+    assert len(recording.graph)
+    with (
+        pytest.raises(ValueError, match=r"needs one in .*while loss.item\(\) > tolerance"),
+        record(device="cpu"),
+    ):
+        run(1e-3)
+
+
 def test_a_loop_that_decides_by_its_loss_says_so() -> None:
     with (
         pytest.warns(UserWarning, match=r"decides by computed numbers.*test_scripts.py"),

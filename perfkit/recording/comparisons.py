@@ -137,8 +137,8 @@ def _run(recorder: Recorder, step: Step, trial: Trial = USUAL) -> tuple[Trail, b
     trail.called = True
     before = _read_generators()
     step()
-    if recorder.lost:
-        raise Refused(recorder.lost)
+    if recorder.lost or trail.missed:
+        raise Refused(recorder.lost or trail.missed)
     if recorder.values.is_shared_memory_changed():
         recorder.values.notes[SHARED_WITH_NUMPY] = None
     python, numpy, torch_own = before

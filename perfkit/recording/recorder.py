@@ -30,7 +30,14 @@ from perfkit.recording.questions import (
     make_question,
     must_pass,
 )
-from perfkit.recording.refusals import NESTED, find_line, refuse
+from perfkit.recording.refusals import (
+    NEEDED,
+    NESTED,
+    VALUE_ERRORS,
+    explain,
+    find_line,
+    refuse,
+)
 from perfkit.recording.trails import USUAL, Trail, Trial
 from perfkit.recording.values import Values, are_sparse, compute, is_whole
 from perfkit.workloads.columns import (
@@ -303,7 +310,11 @@ class Recorder(TorchDispatchMode):
         elif schema.name == "clone" and given[0].layout is torch.sparse_coo:
             return args[0].detach()
         else:
-            out = self.values.work_out(func, schema, args, kwargs, given)
+            try:
+                out = self.values.work_out(func, schema, args, kwargs, given)
+            except VALUE_ERRORS as error:
+                self.note_missed(error)
+                raise
             if schema.collective:
                 self._exchange_known(func, schema, schema.complete(args, kwargs), out)
         for made in walk_tensors(out):
@@ -516,6 +527,11 @@ class Recorder(TorchDispatchMode):
         self.trail = Trail(trial, self.answers)
         self.trail.first_storage = self.values.storages.count()
         return self.trail
+
+    def note_missed(self, error: Exception) -> None:
+        """Note an error for which the capture is refused, even if the step catches it and goes on."""
+        text = explain(error) or NEEDED
+        self.trail.missed = text.format(find_line(), getattr(error, "func", ""))
 
     def decide(self, tensor: Tensor) -> bool:
         """The answer to whether a computed tensor is true."""

@@ -26,6 +26,7 @@ from perfkit.recording.comparisons import (
 )
 from perfkit.recording.places import NEUTRAL, Gpu
 from perfkit.recording.recorder import Recorder
+from perfkit.recording.refusals import NEEDED
 from perfkit.recording.sandbox import find_alive
 from perfkit.recording.scripts_answers import answer_scripts
 from perfkit.recording.steps import (
@@ -206,6 +207,9 @@ class Recording(RecordedLoop):
             return True
         if isinstance(error, EndlessStep):
             self._decides = True
+            self._line = self._line or error.line
+            if not self._updates:
+                self._refusal = NEEDED.format(error.line)
             return True
         return self._tried > 0 and isinstance(error, Exception | SystemExit)
 
@@ -214,7 +218,12 @@ class Recording(RecordedLoop):
     def _enter_module(self, *_: Any) -> None:
         """Begin to record at the first forward pass, in case that one update is all."""
         recorder = self._recorder
-        if recorder is None or self._updates or recorder.on or not torch.is_grad_enabled():
+        if recorder is None:
+            return
+        # an evaluation may read numbers of any count of batches
+        if len(recorder.modules) == 1 and not torch.is_grad_enabled():
+            recorder.trail.asks = 0
+        if self._updates or recorder.on or not torch.is_grad_enabled():
             return
         recorder.begin()
 

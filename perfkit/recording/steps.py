@@ -209,6 +209,8 @@ class _Calls(TorchFunctionMode):
             return pad_packed_sequence(*args, **kwargs)
         if func is Tensor.__getitem__:
             args = (args[0], self._read_places(args[1]))
+        if func is torch._assert:
+            return torch._assert(self._ask(Tensor.__bool__, args[:1], {}), *args[1:], **kwargs)
         if func in _COMPARING:
             return self._compare_whole(func, *args, **kwargs)
         if func is Tensor.backward:
@@ -376,7 +378,9 @@ class _Calls(TorchFunctionMode):
                 return int(self._choose_index(args[0]))
             return int(Unknown(trail.count_read(), trail))
         if func not in (Tensor.numpy, Tensor.__array__) or dtype.is_complex:
-            raise DataDependentOutputException(func)
+            error = DataDependentOutputException(func)
+            self.recorder.note_missed(error)
+            raise error
         self.recorder.values.notes[ZEROS] = None
         array = _make_array(args[0], self.recorder.trail.trial.number)
         array.trail, array.line = self.recorder.trail, find_line()

@@ -82,6 +82,7 @@ class Trail:
         self.asks = 0  # how often it has asked for anything computed
         self.bounds: list[float] = []  # what it compares computed numbers with
         self.asked = False  # whether the step asked for a known number
+        self.missed = ""  # what it asked for that is not known; it may catch the error, and go on
         self.first_storage = 0  # storages with smaller numbers are of earlier calls
         #: How often each place asks whether something computed is true, in the order of asking.
         self.questions: dict[Question, int] = {}
