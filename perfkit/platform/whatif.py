@@ -42,6 +42,7 @@ RESOURCES = {
     "cache": "bandwidth and size of its caches",
     "intra": "bandwidth of links in a node",
     "inter": "bandwidth of links between nodes",
+    "far": "bandwidth of links between regions",
     "latency": "quickness of collectives to start",
     "host": "speed of the host",
 }
