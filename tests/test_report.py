@@ -324,6 +324,17 @@ def test_words_without_end_do_not_widen_the_page(tmp_path: Path) -> None:
     assert re.search(r"body \{[^}]*overflow-wrap: break-word", style)
 
 
+def test_a_narrow_screen_shows_whole_charts_and_paper_shows_no_folded_table(write: Any) -> None:
+    """Charts of 600 pixels were cut on a phone; the numbers of a platform printed forty pages."""
+    page = write(some_comparison())
+    style = page.split("</style>")[0]
+    assert re.search(r"figure svg \{[^}]*max-width: 100%; height: auto", style)
+    printed = style.split("@media print")[1]
+    unfolded = re.findall(r"([^\s;{}]*)::details-content", printed)
+    assert unfolded == ["details.warnings"]
+    assert page.count('<details class="warnings">') == page.count("what makes this less certain")
+
+
 class OneSection(Reported):
     """A result with one section."""
 
