@@ -285,6 +285,25 @@ def test_every_chart_has_an_entry_in_this_file() -> None:
     assert charts - drawn == set(), "add it to CHARTS"
 
 
+@pytest.mark.parametrize(
+    ("renderer", "kinds"),
+    [
+        ("default", {"application/vnd.vegalite.v5+json", "image/svg+xml"}),
+        ("perfkit", {"image/svg+xml"}),
+        ("json", {"application/json", "text/plain"}),
+    ],
+)
+def test_a_notebook_holds_a_chart_that_moves_and_its_picture(
+    renderer: str, kinds: set[str]
+) -> None:
+    """Altair alone holds a page that fetches its program from the network."""
+    chart = CHARTS["breakdown"]()
+    with alt.renderers.enable(renderer):
+        shown = chart._repr_mimebundle_(None, None)
+    content = shown[0] if isinstance(shown, tuple) else shown
+    assert set(content) == kinds
+
+
 @pytest.mark.parametrize("name", CHARTS)
 def test_a_chart_is_drawn_keeps_its_theme_in_a_file_and_says_what_it_shows(
     name: str, tmp_path: Path

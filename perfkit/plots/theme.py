@@ -17,6 +17,8 @@ from perfkit.plots.pictures import PictureError, draw_picture
 
 #: A chart in the grammar of Vega-Lite, or a part of one.
 Specification: TypeAlias = dict[str, Any]
+#: Type of a chart that moves with the pointer: the newest name that JupyterLab 4 draws.
+_INTERACTIVE = "application/vnd.vegalite.v5+json"
 #: Longest text in a chart; a longer name is cut in the middle [-].
 _LONGEST = 2000
 #: What a chart can be written as, and which of these are pictures.
@@ -81,17 +83,22 @@ def _theme() -> alt.theme.ThemeConfig:
 
 
 def _show(spec: Specification, **options: Any) -> Specification:
-    """What a notebook stores of a chart: its picture and, of a chart with sliders, the chart
-    itself."""
+    """What a notebook stores of a chart after `use_svg`: its picture and, of a chart with sliders,
+    the chart itself."""
+    shown = _draw(spec)
+    if any("bind" in parameter for parameter in spec.get("params", ())):
+        shown[_INTERACTIVE] = spec
+    return shown
+
+
+def _draw(spec: Specification) -> Specification:
+    """Draw the picture of a chart for a notebook, by its type; the description in words if it
+    cannot be drawn."""
     try:
-        shown: Specification = {"image/svg+xml": draw_picture(json.dumps(spec)).decode()}
+        return {"image/svg+xml": draw_picture(json.dumps(spec)).decode()}
     except PictureError as error:
         warnings.warn(str(error), stacklevel=2)
-        shown = {"text/plain": spec.get("description", "a chart")}
-    if any("bind" in parameter for parameter in spec.get("params", ())):
-        # the newest name that JupyterLab 4 draws
-        shown["application/vnd.vegalite.v5+json"] = spec
-    return shown
+        return {"text/plain": spec.get("description", "a chart")}
 
 
 alt.renderers.register("perfkit", _show)
@@ -118,6 +125,18 @@ class _Themed(alt.TopLevelMixin):
             compiled: Specification = compile_spec(spec)
             return compiled
         return spec
+
+    def _repr_mimebundle_(self, *args: Any, **settings: Any) -> Any:
+        """What a notebook shows: both the chart that moves and its picture, unless a renderer was
+        chosen.
+
+        JupyterLab draws the first; what shows stored notebooks shows the second. Altair alone
+        stores a page that fetches its program from the network.
+        """
+        if alt.renderers.active != "default":
+            return super()._repr_mimebundle_(*args, **settings)
+        spec = self.to_dict()
+        return {_INTERACTIVE: spec, **_draw(spec)}
 
     def save(  # type: ignore[override]
         self, fp: Any, format: Any = None, **options: Any
