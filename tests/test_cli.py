@@ -127,7 +127,7 @@ def test_a_platform_calibrated_for_other_operations(toy: Platform, capsys: Captu
     operations."""
     gemms = {name: fit for name, fit in toy.kernels.items() if name.startswith("gemm.")}
     replace(toy, collectives={}, kernels=gemms).save("other.toml")
-    line = "predict --model bert-base --batch 2 --platform other.toml"
+    line = "predict --model bert-base --batch 2 --platform other.toml --ranks 1"
     assert run(f"{line} --ranks 2") == 2
     assert "no model for the collective 'all_reduce'" in capsys.readouterr().err
     assert run(f"{line} --dtype bf16") == 2
@@ -449,7 +449,12 @@ def test_shard_writes_a_plan_for_torchrec_and_judges_it(capsys: Capture, tmp_pat
     ("command", "said"),
     [
         ("shard", "default: all of the platform"),
-        ("predict", "ranks that take part; default 1"),
+        ("predict", "ranks that take part; default: all of the platform"),
+        ("explore", "several numbers to choose from; default: all of the platform"),
+        ("report", "ranks that take part; default: all of the platform"),
+        ("compare", "ranks that take part; default: all of each platform"),
+        ("scaling", "up to all of the platform"),
+        ("capture", "ranks that the script is told of (WORLD_SIZE); default 1"),
         ("demo", "default perfkit-report.html"),
     ],
 )
@@ -495,7 +500,7 @@ def test_each_command_has_a_file_and_an_entry() -> None:
 
 
 #: Commands of which every example is run; the others measure, or read files of the user.
-QUICK = ("predict", "platforms", "models", "stacks", "tables")
+QUICK = ("predict", "compare", "platforms", "models", "stacks", "tables")
 
 
 @pytest.mark.filterwarnings("always")
@@ -627,7 +632,19 @@ MISTAKES = {
     f"{PREDICT} --checkpoint all": "checkpoint is 'all'; known are",
     "predict --model config.json --platform h100-sxm-8": "config.json",
     "predict --model dlrm-mlperf --platform h100-sxm-8 --lora-rank 8": "lora_rank is given; a DLRM",
-    "explore --model gpt2 --platform h100-sxm-8 --batch 8": "required: --ranks",
+    "predict --model gpt2 --platform h100-sxm-8x2 --batch 3": (
+        "take --batch 16 or a multiple of it, or fewer --ranks$"
+    ),
+    f"{PREDICT} --measured soon": "measured is 'soon'; .*such as 44ms, or the file of a training log$",
+    f"{PREDICT} --measured 0": "measured is 0.0; it must be a number above 0$",
+    f"{PREDICT} --nodes 0": "nodes is 0; it must be a whole number above 0$",
+    "scaling --model gpt2 --platform h100-sxm-8 --batch 3 --ranks 2": "take a multiple of 2, or --strong$",
+    "scaling --model dlrm-default --platform h100-sxm-8 --parallel fsdp": "parallel is given; a DLRM",
+    "compare h100-sxm-8 h200-sxm-8 --batch 8": "batch is given; .*--model, which is not named; leave it out",
+    "compare h100-sxm-8": "platforms are h100-sxm-8; name two, such as perfkit compare a100-sxm-8 h100",
+    "tune runs.csv --model dlrm-default --platform h100-sxm-8": "Transformers alone are fitted; take perfkit calibrate",
+    "tune no.csv --model gpt2 --platform h100-sxm-8": "no.csv cannot be read",
+    "report --model gpt2 --platform h100-sxm-8 --out page.txt": "page.txt",
     "explore --model llama-3-70b --platform h100-sxm-8 --ranks 8 --batch 8 --dtype bf16 --mixed": (
         r"take perfkit predict --tp \d .*--offload \w+ \(fits with "
     ),
@@ -710,11 +727,99 @@ def test_a_strategy_of_the_command_line_is_that_of_python(capsys: Any) -> None:
     assert time == pytest.approx(found.time, rel=1e-9)
 
 
+SMALL = "--model gpt2 --batch 16 --sequence 256 --dtype bf16"
+
+
+def test_all_ranks_of_the_platform_take_part_where_none_are_given(capsys: Any) -> None:
+    for command in ("predict", "explore"):
+        assert main(f"{command} {SMALL} --platform h100-sxm-8".split()) == 0
+        said = capsys.readouterr().out
+        assert "ranks: 8, all of h100-sxm-8; --ranks takes another number" in said
+        assert main(f"{command} {SMALL} --platform h100-sxm-8 --ranks 4".split()) == 0
+        assert "another number" not in capsys.readouterr().out
+    for more, ranks in (("--tp 2", 2), ("--ranks 1", 1), ("", 8)):
+        assert main(f"predict {SMALL} --platform h100-sxm-8 --json - {more}".split()) == 0
+        assert json.loads(capsys.readouterr().out)["ranks"] == ranks
+
+
+def test_a_file_of_ones_own_goes_to_many_nodes(capsys: Any) -> None:
+    perfkit.load_platform("h100-sxm-8").save("mine.toml")
+    assert main(f"predict {SMALL} --platform mine.toml --nodes 2 --json -".split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    with keep_quiet():
+        model = perfkit.Transformer.preset("gpt2", batch=16, sequence=256, dtype="bf16")
+        two = perfkit.load_platform("h100-sxm-8").with_nodes(2)
+        expected = perfkit.predict(model, two, ranks=16)
+    assert found["ranks"] == 16
+    assert found["time_s"] == pytest.approx(expected.time, rel=1e-9)
+
+
+def test_a_measured_time_stands_beside_the_prediction(capsys: Any) -> None:
+    assert main(f"predict {SMALL} --platform h100-sxm-8 --measured 500ms --json -".split()) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["measured"]["seconds"] == 0.5
+    assert figures["measured"]["ratio"] == pytest.approx(0.5 / figures["time_s"])
+    assert figures["measured"]["is_inside"] is False
+    assert main(f"predict {SMALL} --platform h100-sxm-8 --measured 0.5".split()) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "times as long as predicted, outside of the 80 % interval: 500 ms measured" in first
+
+
+def test_scaling_on_the_command_line_is_that_of_python(capsys: Any) -> None:
+    line = f"scaling {SMALL} --platform h100-sxm-8 --ranks 1 8 --strong"
+    assert main([*line.split(), "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    model = perfkit.Transformer.preset("gpt2", batch=16, sequence=256, dtype="bf16")
+    with keep_quiet():
+        expected = perfkit.scaling(model, "h100-sxm-8", [1, 8], strong=True)
+    assert rows == expected.table().to_dicts()
+    assert main(line.split()) == 0
+    said = capsys.readouterr().out
+    assert "efficiency" in said and "100.0%" in said
+
+
+def test_compare_names_both_platforms_and_the_iteration(capsys: Any) -> None:
+    assert main(f"compare a100-sxm-8 h100-sxm-8 {SMALL} --ranks 2".split()) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "h100-sxm-8 against a100-sxm-8: gpt2, batch 16, sequence 256, 2 ranks, time x "
+    )
+    assert "main memory bandwidth" in said
+
+
+def test_runs_of_a_file_tune_a_platform(capsys: Any) -> None:
+    model = perfkit.Transformer.preset("gpt2", batch=16, sequence=256, dtype="bf16")
+    slower = perfkit.load_platform("a100-sxm-8").with_scale(peak=0.8, memory=0.8)
+    lines = ["dp,micro_batch,seconds"]
+    ways = [(8, 1), (8, 2), (4, 1), (4, 2), (2, 4)]
+    strategies = [perfkit.Strategy(dp=dp, micro_batch=size) for dp, size in ways]
+    priced = perfkit.explore(model, slower, [8, 4, 2], strategies=strategies)
+    for strategy, size in ways:
+        row = priced.table().filter(dp=strategy, micro_batch=size).to_dicts()[0]
+        lines.append(f"{strategy},{size},{row['time']}")
+    Path("runs.csv").write_text("\n".join(lines))
+    assert main(f"tune runs.csv {SMALL} --platform a100-sxm-8 --out tuned.toml".split()) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("5 runs, ") and "written to tuned.toml" in said
+    assert perfkit.load_platform("tuned.toml").device.peaks["bf16"].value < 312e12
+
+
+def test_a_report_has_measurement_cost_and_strategies(capsys: Any) -> None:
+    line = f"report {SMALL} --platform h100-sxm-8 --measured 0.5 --price 2 --samples 1e6 --out page.html"
+    assert main([*line.split(), "--title", "For the boss"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "times as long as predicted" in said[0]
+    assert "1e+06 samples" in said[1]
+    assert "the fastest of" in said[-2] and said[-1] == "written to page.html"
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "For the boss" in page and "Pareto front" in page
+
+
 SMALL_LLAMA = "predict --model llama-3.2-1b --sequence 1024 --batch 8 --dtype bf16 --json -"
 
 
 def test_adapters_of_the_command_line_are_those_of_python(capsys: Any) -> None:
-    words = "--platform h100-sxm-8 --lora-rank 16 --checkpoint --checkpoint-layers 6"
+    words = "--platform h100-sxm-8 --ranks 1 --lora-rank 16 --checkpoint --checkpoint-layers 6"
     modules = ["--lora-modules", "q_proj, v_proj"]
     assert main([*SMALL_LLAMA.split(), *words.split(), *modules]) == 0
     time = json.loads(capsys.readouterr().out)["time_s"]
@@ -749,7 +854,7 @@ def test_a_configuration_of_the_hub_is_a_model(capsys: Any) -> None:
     config |= {"num_hidden_layers": 2, "intermediate_size": 512, "vocab_size": 1000}
     Path("config.json").write_text(json.dumps(config))
     for model in ("config.json", "."):
-        words = f"predict --model {model} --platform h100-sxm-8 --batch 2 --sequence 128 --json -"
+        words = f"predict --model {model} --platform h100-sxm-8 --ranks 1 --batch 2 --sequence 128 --json -"
         assert main(words.split()) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["workload"] == "llama, batch 2, sequence 128"
@@ -757,7 +862,7 @@ def test_a_configuration_of_the_hub_is_a_model(capsys: Any) -> None:
     Path("gpt2").mkdir()
     Path("config.json").rename("gpt2/config.json")
     for model, workload in (("gpt2", "gpt2"), ("./gpt2", "llama")):
-        words = f"predict --model {model} --platform h100-sxm-8 --batch 2 --sequence 128 --json -"
+        words = f"predict --model {model} --platform h100-sxm-8 --ranks 1 --batch 2 --sequence 128 --json -"
         assert main(words.split()) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["workload"] == f"{workload}, batch 2, sequence 128", "a preset is no folder"

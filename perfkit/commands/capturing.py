@@ -11,7 +11,7 @@ import click
 import perfkit as pk
 from perfkit.commands import options
 from perfkit.commands.command import Command
-from perfkit.commands.options import WHOLE
+from perfkit.commands.options import WHOLE, find_platform
 from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.ground.units import format_time
 
@@ -46,7 +46,13 @@ class ScriptCommand(Command):
     "-m", "--module", metavar="MODULE", help="a module in place of a script, as of python -m"
 )
 @options.platform
-@click.option("--ranks", type=WHOLE, default=1, help="ranks that take part; default 1")
+@options.nodes
+@click.option(
+    "--ranks",
+    type=WHOLE,
+    default=1,
+    help="ranks that the script is told of (WORLD_SIZE); default 1, as python SCRIPT has it",
+)
 @click.option("--rank", type=WHOLE, default=0, help="the rank that runs here; default 0")
 @click.option(
     "--device",
@@ -66,6 +72,7 @@ def capture_command(
     script: str | None,
     module: str | None,
     platform: str,
+    nodes: int | None,
     ranks: int,
     rank: int,
     device: str | None,
@@ -87,7 +94,7 @@ def capture_command(
 
     files = OutputFiles(json_file, report)
     files.check()
-    machine = pk.load_platform(platform)
+    machine = find_platform(platform, nodes)
     kind = device or machine.device.kind
     if ranks > machine.network.ranks:
         most = f"platform {machine.name!r} has {machine.network.ranks}"

@@ -9,7 +9,7 @@ from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.cost_options import find_costs, takes_prices
 from perfkit.commands.model_options import build_model, takes_model
-from perfkit.commands.options import OF_BYTES, WHOLE
+from perfkit.commands.options import OF_BYTES, WHOLE, describe_ranks, find_platform
 from perfkit.commands.outputs import Answer, OutputFiles
 
 
@@ -17,19 +17,19 @@ from perfkit.commands.outputs import Answer, OutputFiles
     "explore",
     cls=Command,
     examples=[
-        "perfkit explore --model llama-3-8b --platform h100-sxm-8 --ranks 8 --batch 64 --sequence 8192 --dtype bf16 --mixed",
+        "perfkit explore --model llama-3-8b --platform h100-sxm-8 --batch 64 --sequence 8192 --dtype bf16 --mixed",
         "perfkit explore --model gpt3-6.7b --platform a100-sxm-8 --ranks 4 8 --batch 64 --dtype bf16 --mixed --memory 40e9",
         "perfkit explore --model llama-3-8b --platform h100-sxm-8x8 --ranks 16 32 64 --batch 64 --sequence 8192 --dtype bf16 --mixed --price 2.5 --tokens 1e12",
     ],
 )
 @takes_model
 @options.platform
+@options.nodes
 @click.option(
     "--ranks",
     type=WHOLE,
     multiple=True,
-    required=True,
-    help="ranks that take part, or several numbers to choose from",
+    help="ranks that take part, or several numbers to choose from; default: all of the platform",
 )
 @click.option(
     "--memory",
@@ -44,6 +44,7 @@ from perfkit.commands.outputs import Answer, OutputFiles
 @options.json_file
 def explore_command(
     platform: str,
+    nodes: int | None,
     ranks: tuple[int, ...],
     memory: float | None,
     execution: str | None,
@@ -58,17 +59,20 @@ def explore_command(
     files = OutputFiles(json_file, report)
     files.check()
     model = build_model(of_model_and_cost)
-    counts = ranks[0] if len(ranks) == 1 else list(ranks)
+    machine = find_platform(platform, nodes)
+    counts = list(ranks) or [machine.network.ranks]
     with keep_quiet():  # the explanation has the warnings
         exploration = pk.explore(
             model,
-            platform,
+            machine,
             ranks=counts,
             memory=memory,
             execution=execution,
             stack=stack,
         )
         text = exploration.explain()
+    if not ranks:
+        text += f"\n  {describe_ranks(machine.network.ranks, machine)}"
     costs = find_costs(exploration, of_model_and_cost)
     figures = {
         "workload": model.description,

@@ -44,6 +44,26 @@ COMMANDS = {
         "explore_command",
         "Find the fastest way in which ranks share a model.",
     ),
+    "scaling": Entry(
+        "perfkit.commands.scaling_ranks",
+        "scaling_command",
+        "Predict an iteration on more and more ranks.",
+    ),
+    "compare": Entry(
+        "perfkit.commands.comparing",
+        "compare_command",
+        "Compare two platforms: datasheets, kernels, collectives and, with --model, an iteration.",
+    ),
+    "tune": Entry(
+        "perfkit.commands.tuning",
+        "tune_command",
+        "Fit the speeds of a platform to at least five runs that were measured on it.",
+    ),
+    "report": Entry(
+        "perfkit.commands.reporting",
+        "report_command",
+        "Write a page about one iteration: its time, a measurement of it, its cost, and strategies.",
+    ),
     "shard": Entry(
         "perfkit.commands.sharding",
         "shard_command",

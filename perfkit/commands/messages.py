@@ -39,7 +39,7 @@ SAYINGS = (
     Saying(r"with_nodes\(\d+\), --platform", "--platform"),
     Saying(
         r"or (\d+) nodes: with_nodes\(\d+\)",
-        r"or a platform file of \1 nodes, as Platform.with_nodes of Python makes",
+        r"or \1 nodes: --nodes \1",
     ),
     Saying(
         r"host memory: kernel='uvm_caching', or kernels=\('fused', 'uvm_caching'\) of pk\.shard "
@@ -47,6 +47,10 @@ SAYINGS = (
         "host memory: --kernels fused,uvm_caching",
     ),
     Saying(r"; or a trace \(pk\.read_trace\), a training log .*", ""),
+    Saying(
+        r"it must divide by the (\d+) ranks; take a multiple of \d+",
+        r"it must divide by the \1 ranks; take --batch \1 or a multiple of it, or fewer --ranks",
+    ),
     Saying(r"give checkpoint= in seconds", "give --checkpoint-time"),
     Saying(r"\b(jitter|mtbf|restart)=(?=[\s,;]|$)", r"--\1"),
     Saying(r"partial=True keeps", "--partial keeps"),

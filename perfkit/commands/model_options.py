@@ -64,6 +64,8 @@ class Setting:
         return decorate(function)
 
 
+_WHICH_MODELS = "preset, see perfkit models; or a config.json of Hugging Face, or its folder"
+
 _OF_EVERY_MODEL = (
     Setting("batch", "samples or sequences over all ranks; default: that of the model", WHOLE),
     Setting("dtype", "fp64, fp32, tf32, bf16, fp16, fp8, as far as the device has it"),
@@ -140,13 +142,23 @@ _OF_STRATEGIES = (
 def takes_model(function: _Function) -> _Function:
     """Give a command the options that say what is trained."""
     function = _add(function, (*_OF_EVERY_MODEL, *_OF_TRANSFORMERS, *_OF_DLRMS))
-    what = "preset, see perfkit models; or a config.json of Hugging Face, or its folder"
-    return click.option("--model", required=True, help=what)(function)
+    return click.option("--model", required=True, help=_WHICH_MODELS)(function)
+
+
+def may_take_model(function: _Function) -> _Function:
+    """The same for a command that needs no model."""
+    function = _add(function, (*_OF_EVERY_MODEL, *_OF_TRANSFORMERS, *_OF_DLRMS))
+    return click.option("--model", help=_WHICH_MODELS)(function)
 
 
 def takes_sharing(function: _Function) -> _Function:
     """Give a command the options that say how ranks share a Transformer."""
     return _add(function, (*_WITHOUT_STRATEGY, *_OF_STRATEGIES, *_OF_BOTH))
+
+
+def takes_own_sharing(function: _Function) -> _Function:
+    """Give a command those of them that are fields of a Transformer."""
+    return _add(function, (*_WITHOUT_STRATEGY, *_OF_BOTH))
 
 
 @dataclass(frozen=True)
@@ -189,6 +201,31 @@ def describe(values: Mapping[str, Any]) -> Described:
         return Described(build_model(values, **of_sharing, **without_strategy))
     refuse_given("options such as --tp, --dp and --zero say how ranks share", **without_strategy)
     return Described(build_model(values), pk.Strategy(**of_sharing, **of_strategy))
+
+
+def describe_own(values: Mapping[str, Any]) -> DLRM | Transformer:
+    """Make the workload of a command that has `takes_model` and `takes_own_sharing`.
+
+    Parameters
+    ----------
+    values : mapping
+        What click read, None or False where an option is not given.
+
+    Raises
+    ------
+    ValueError
+        For an unknown model, and for options that it does not have.
+    """
+    own = _take((*_WITHOUT_STRATEGY, *_OF_BOTH), values)
+    if values["model"] in dlrm.PRESETS:
+        refuse_given("a DLRM has none", **own)
+    return build_model(values, **own)
+
+
+def refuse_model_options(values: Mapping[str, Any]) -> None:
+    """Refuse options of a model where none is named."""
+    given = _take((*_OF_EVERY_MODEL, *_OF_TRANSFORMERS, *_OF_DLRMS), values)
+    refuse_given("it says something of --model, which is not named", **given)
 
 
 def build_model(values: Mapping[str, Any], **changes: Any) -> DLRM | Transformer:

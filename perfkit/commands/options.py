@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perfkit.ground.quantities import BYTES, SECONDS, read_quantity
 from perfkit.ground.units import show
+
+if TYPE_CHECKING:
+    from perfkit.platform.platform import Platform
 
 
 class WholeNumber(click.ParamType):
@@ -71,6 +74,11 @@ platform = click.option(
     required=True,
     help="platform file, or name in the gallery, see perfkit platforms",
 )
+nodes = click.option(
+    "--nodes",
+    type=WHOLE,
+    help="nodes like that of --platform, also of a file of your own; default: those that it has",
+)
 json_file = click.option(
     "--json",
     "json_file",
@@ -91,6 +99,27 @@ models = click.option(
     type=click.Choice(("standard", "all")),
     help="families: standard (DLRM, Transformer; the default) or all",
 )
+
+
+def find_platform(name: str, nodes: int | None) -> "Platform":
+    """The platform of `--platform`, with the nodes of `--nodes` where these are given."""
+    from perfkit.platform.gallery import load_platform  # imports NumPy
+
+    found = load_platform(name)
+    if nodes is None:
+        return found
+    return found.with_nodes(nodes)
+
+
+def describe_ranks(ranks: int, platform: "Platform") -> str:
+    """Say that all ranks of a platform take part, where nobody has said how many.
+
+    Examples
+    --------
+    >>> describe_ranks(8, find_platform("h100-sxm-8", None))
+    'ranks: 8, all of h100-sxm-8; --ranks takes another number'
+    """
+    return f"ranks: {ranks}, all of {platform.name}; --ranks takes another number"
 
 
 def keep_given(**options: Any) -> dict[str, Any]:

@@ -10,7 +10,16 @@ import click
 import perfkit as pk
 from perfkit.commands import options
 from perfkit.commands.command import Command
-from perfkit.commands.options import NUMBER, OF_BYTES, OF_SECONDS, WHOLE, keep_given, refuse_given
+from perfkit.commands.options import (
+    NUMBER,
+    OF_BYTES,
+    OF_SECONDS,
+    WHOLE,
+    describe_ranks,
+    find_platform,
+    keep_given,
+    refuse_given,
+)
 from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.commands.this_machine import check_measurable
 from perfkit.ground.results import write_cells
@@ -34,6 +43,7 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
     ],
 )
 @options.platform
+@options.nodes
 @click.option("--model", help="preset of a DLRM, see perfkit models")
 @click.option(
     "--tables",
@@ -124,6 +134,7 @@ _FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
 @options.json_file
 def shard_command(
     platform: str,
+    nodes: int | None,
     model: str | None,
     tables: str | None,
     ranks: int | None,
@@ -166,6 +177,7 @@ def shard_command(
             format=form,
             module=module,
             report=report,
+            nodes=nodes,
         )
         check_measurable(platform)
     else:
@@ -190,7 +202,8 @@ def shard_command(
         if kernels is not None:
             limits["kernels"] = [kernel.strip() for kernel in kernels.split(",")]
         target = _PlanFile(out, form or "perfkit", module)
-        answer = _search(workload, platform, ranks, limits, plan, target, settings)
+        machine = find_platform(platform, nodes)
+        answer = _search(workload, machine, ranks, limits, plan, target, settings)
     files.write(answer)
     return 0
 
@@ -247,7 +260,7 @@ def _read_workload(
 
 def _search(
     workload: DLRM | TableSet,
-    platform: str,
+    platform: pk.Platform,
     ranks: int | None,
     limits: Mapping[str, Any],
     plan_file: str | None,
@@ -264,14 +277,13 @@ def _search(
     elif ranks is not None:
         result = pk.shard(workload, platform, ranks=ranks, **limits, **settings)
     else:
-        machine = pk.load_platform(platform)
-        result = pk.shard(workload, platform, ranks=machine.network.ranks, **limits, **settings)
+        result = pk.shard(workload, platform, ranks=platform.network.ranks, **limits, **settings)
     if ranks is None:
-        machine = result.prediction._problem.costs.platform
-        reason = "as in --plan"
-        if result.plan.ranks == machine.network.ranks:
-            reason = f"all of {machine.name}"
-        lines.append(f"ranks: {result.plan.ranks}, {reason}; --ranks takes another number")
+        count = result.plan.ranks
+        if count == platform.network.ranks:
+            lines.append(describe_ranks(count, platform))
+        else:
+            lines.append(f"ranks: {count}, as in --plan; --ranks takes another number")
     price = result.prediction
     table_of_ranks = format_table(write_cells(result.by_rank()), numbers=True)
     lines += [result.explain(), "", table_of_ranks]

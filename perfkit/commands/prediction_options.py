@@ -1,0 +1,125 @@
+"""Options that say which iteration is predicted, and on which ranks; and its prediction."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+import perfkit as pk
+from perfkit.commands import options
+from perfkit.commands.model_options import Described, describe, takes_model, takes_sharing
+from perfkit.commands.options import OF_SECONDS, WHOLE, describe_ranks, find_platform
+from perfkit.ground.quantities import SECONDS, read_quantity
+from perfkit.ground.units import show
+from perfkit.platform.platform import Platform
+
+_Function = Callable[..., Any]
+
+_RANKS = click.option(
+    "--ranks", type=WHOLE, help="ranks that take part; default: all of the platform"
+)
+_LOADING = click.option(
+    "--loading",
+    type=OF_SECONDS,
+    default=0.0,
+    metavar="SECONDS",
+    help="time of the data loader per batch of a rank",
+)
+_MEASURED = click.option(
+    "--measured",
+    metavar="SECONDS|LOG",
+    help="what an iteration really took, as 10.5 or 44ms, or a training log: how far it is, and why",
+)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the options of `takes_prediction` ask for.
+
+    Parameters
+    ----------
+    described : Described
+        The workload, and how ranks share it.
+    platform : Platform
+        Where it runs.
+    prediction : Prediction
+        Its prediction.
+    assumed : str, optional
+        Which ranks were taken; None where somebody has said it.
+    deviation : Deviation, optional
+        The measurement beside it; None without one.
+    """
+
+    described: Described
+    platform: Platform
+    prediction: pk.Prediction
+    assumed: str | None
+    deviation: pk.Deviation | None
+
+
+def takes_prediction(function: _Function) -> _Function:
+    """Give a command the options that say what is predicted, and where."""
+    for decorate in (
+        _MEASURED,
+        _LOADING,
+        options.stack,
+        options.execution,
+        _RANKS,
+        takes_sharing,
+        options.nodes,
+        options.platform,
+        takes_model,
+    ):
+        function = decorate(function)
+    return function
+
+
+def predict_described(values: Mapping[str, Any]) -> Predicted:
+    """Predict what the options of `takes_prediction` describe.
+
+    Parameters
+    ----------
+    values : mapping
+        What click read, None or False where an option is not given.
+
+    Raises
+    ------
+    ValueError
+        As `perfkit.predict` does, and for a measurement that is neither a time nor a log.
+    """
+    described = describe(values)
+    platform = find_platform(values["platform"], values["nodes"])
+    ranks = values["ranks"]
+    assumed = None
+    if ranks is None and described.strategy is None:
+        ranks = platform.network.ranks
+        if ranks > 1:
+            assumed = describe_ranks(ranks, platform)
+    prediction = pk.predict(
+        described.workload,
+        platform,
+        ranks=ranks,
+        execution=values["execution"],
+        loading=values["loading"],
+        strategy=described.strategy,
+        stack=values["stack"],
+    )
+    deviation = None
+    if values["measured"] is not None:
+        deviation = prediction.against(_read_measured(values["measured"]))
+    return Predicted(described, platform, prediction, assumed, deviation)
+
+
+def _read_measured(word: str) -> Any:
+    """A time with or without its unit [s], or the log of a training run."""
+    seconds = read_quantity(word, SECONDS)
+    if seconds is not None:
+        return seconds
+    if not Path(word).exists():
+        raise ValueError(
+            f"measured is {show(word)}; it must be seconds, a time with one of the units {', '.join(SECONDS)}, such as "
+            "44ms, or the file of a training log"
+        )
+    return pk.read_training_log(word)
