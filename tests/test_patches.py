@@ -100,6 +100,7 @@ EXPECTED = {
     "torch.nn.modules.module._has_any_global_hook": "()",
     "torch.autograd.graph.saved_tensors_hooks.__init__": "(self, pack_hook, unpack_hook)",
     "torch.autograd.graph.save_on_cpu.__init__": "(self, ...)",
+    "torch.nn.attention.flex_attention._validate_device": "(query, key, value)",
     "torch.cuda.set_stream": "(stream)",
     "torch.cuda.is_initialized": "()",
     "torch.cuda.get_arch_list": "()",

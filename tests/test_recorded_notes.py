@@ -977,14 +977,6 @@ def divide_by_types() -> Callable[[], None]:
     return FullyShardedDataParallel(nn.Linear(4, 4).cuda())
 
 
-def attend_by_scores() -> Callable[[], None]:
-    """Attention by a compiled kernel."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    query = nn.Parameter(torch.randn(1, 2, 16, 16, device="cuda"))
-    return lambda: flex_attention(query, query, query).sum().backward()
-
-
 def join_statistics() -> Callable[[], None]:
     """Batch norm over the batches of all ranks."""
     net = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(8)).cuda()
@@ -1006,7 +998,6 @@ def delay_a_stream() -> Any:
     [
         (join_statistics, "capture with BatchNorm"),
         (divide_by_types, "use torch.distributed.fsdp.fully_shard"),
-        (attend_by_scores, "use torch.nn.functional.scaled_dot_product_attention"),
         (make_by_old_types, "name the device instead"),
         (delay_a_stream, "leave this call out"),
     ],

@@ -119,6 +119,11 @@ def _cast(tree: Any, dtype: torch.dtype) -> Any:
     return _weights[tree]
 
 
+def cast_to_autocast(tree: Any) -> Any:
+    """Arguments in the data type of the innermost region of autocast, if there is one."""
+    return _cast(tree, _region["dtype"]) if _region["enabled"] else tree
+
+
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation as on a GPU, in the precision of the region."""
     names, name = [a.name for a in op._schema.arguments], op._schema.name.removeprefix("aten::")

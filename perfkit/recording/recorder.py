@@ -619,6 +619,16 @@ class Recorder(TorchDispatchMode):
             self._fill(made, tensor, host_waits=host_waits)
         return made
 
+    def copy_from_outside(self, tensor: Tensor) -> Tensor:
+        """A copy on the host of a tensor from outside of the capture, which keeps what is known."""
+        self._copying = True
+        try:
+            made: Tensor = self.values.copy_deeply(tensor, {})
+        finally:
+            self._copying = False
+        self.places.note_batch(made)
+        return made
+
     def _fill(self, tensor: Tensor, source: Tensor, *, host_waits: bool) -> None:
         """Append a copy from the host to a tensor of the GPU. The GPU copies pinned memory by
         itself, while the host goes on."""

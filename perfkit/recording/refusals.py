@@ -6,6 +6,7 @@ import operator
 import re
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
@@ -73,8 +74,8 @@ _WITHOUT_GPU = {
     "FSDP needs a non-CPU accelerator device": _FIRST_FSDP,
     "FSDP does not support CPU only execution": _FIRST_FSDP,
     "FlexAttention does not support backward on CPU": (
-        "the backward pass of flex_attention is a kernel that a compiler makes on a GPU, and is not captured, in {0}; "
-        "use torch.nn.functional.scaled_dot_product_attention, with is_causal=True or a mask"
+        "flex_attention has no backward pass on a CPU, in {0}; capture with device='cuda', or use "
+        "torch.nn.functional.scaled_dot_product_attention, with is_causal=True or a mask"
     ),
     "SyncBatchNorm expected input tensor to be on": (
         "SyncBatchNorm joins statistics of several ranks by kernels that only a GPU has, and is not captured, in {0}; "
@@ -231,10 +232,16 @@ class Unknown(float):
     """
 
     trail: Any
+    _latest: Any = None  # the trail of the number that was made last
 
-    def __new__(cls, number: float, trail: Any) -> Self:
-        """A number that counts as this one."""
+    def __new__(cls, number: float, trail: Any = None) -> Self:
+        """A number that counts as this one; without a trail it was made of others, as by Python's
+        `statistics`, and has that of the last one."""
         made = super().__new__(cls, number)
+        if trail is None:
+            trail = Unknown._latest()
+        else:
+            Unknown._latest = weakref.ref(trail)
         made.trail = trail
         return made
 

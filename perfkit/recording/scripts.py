@@ -16,7 +16,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from perfkit.ground.units import check_choice, check_positive
+from perfkit.ground.units import check_positive
+from perfkit.recording.arguments import read_device
 from perfkit.recording.comparisons import (
     FEW_OPERATIONS,
     MOST_OPERATIONS,
@@ -127,13 +128,12 @@ class Recording(RecordedLoop):
         to_packages: bool = False,
     ) -> None:
         super().__init__(name)
-        check_choice("device", device, ("cpu", "cuda"))
         self._ranks = int(check_positive("ranks", ranks, integer=True))
         self._wanted = int(check_positive("iterations", iterations, integer=True))
         self._rank = check_rank(rank, self._ranks)
         self._gpu = gpu
         self._to_packages = to_packages
-        self._device = device
+        self._device = read_device(device)
         self._stack = ExitStack()
         self._recorder: Recorder | None = None
         self._first: Any = None  # the first optimizer that updates

@@ -84,6 +84,20 @@ def answer_scripts(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def answer_steps(recorder: Any) -> Iterator[None]:
+    """Let a step that is captured alone find objects of other ranks and its files.
+
+    Parameters
+    ----------
+    recorder : Recorder
+        Receives notes.
+    """
+    patches = [*_patch_objects(recorder), *_patch_files(recorder, ranks=1)]
+    with apply_patches(patches, recorder.values.notes.setdefault):
+        yield
+
+
 def _name_ranks(recorder: Any, ranks: int, rank: int) -> dict[str, str]:
     """Variables of the environment that torchrun and srun set."""
     local = count_gpus(recorder.places.gpu, ranks)

@@ -4,7 +4,7 @@ calls."""
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -28,10 +28,16 @@ from torch.optim.optimizer import (
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.data import DataLoader
 
-from perfkit.ground.units import check_choice, check_positive, show
-from perfkit.models.optimizers import find_optimizer
+from perfkit.ground.units import check_positive, show
+from perfkit.recording.arguments import (
+    DENSE_TABLES,
+    MANY_ROWS,
+    Training,
+    read_amp,
+    read_device,
+)
 from perfkit.recording.comparisons import compare_calls, record_call
-from perfkit.recording.modules import DTYPES, make_optimizer
+from perfkit.recording.flexible import attend, is_flexible, patch_flexible_attention
 from perfkit.recording.packed import find_lengths, pad_packed_sequence
 from perfkit.recording.patches import Patch, apply_patches, load_batches
 from perfkit.recording.places import (
@@ -56,6 +62,7 @@ from perfkit.recording.refusals import (
     refuse,
 )
 from perfkit.recording.sandbox import find_alive, open_sandbox, quieten
+from perfkit.recording.scripts_answers import answer_steps
 from perfkit.recording.trails import USUAL
 from perfkit.recording.values import compute
 from perfkit.workloads.graph import Graph
@@ -72,8 +79,6 @@ _COMPARING = (torch.equal, Tensor.equal, torch.allclose, Tensor.allclose)
 FUSED_RECURRENT = {"gru", "rnn_tanh", "rnn_relu", "lstm", "gru_cell", "lstm_cell"}
 #: Backends of `torch.compile` that merge no kernels.
 NOT_MERGING = ("eager", "aot_eager", "aot_eager_decomp_partition", "pre_dispatch_eager")
-#: Rows of all tables of a model from which they are tables and no vocabulary [-].
-MANY_ROWS = 1_000_000
 RECURRENT = (
     "a GPU runs {} as a few fused kernels of cuDNN; the capture has a kernel for each time step and each gate instead, "
     "so that its time is far too long"
@@ -100,14 +105,6 @@ QUANTIZED = (
 FOREIGN_CODE = (
     "make_step is {}, and transformers has no model for it without code of its own (auto_map), which is not run; build "
     "the model yourself and give it"
-)
-DENSE_TABLES = (
-    "embedding tables of {0} weights get dense gradients and an update of every row by {1}; fused tables, as in "
-    "TorchRec, update only the rows in use: pk.DLRM(embedding='exact') or pk.shard"
-)
-COPIED_TABLES = (
-    "DistributedDataParallel copies embedding tables of {0} weights to each of the {1} ranks, and averages their "
-    "gradients; to split them over ranks use pk.shard"
 )
 _HOST = torch.device("cpu")
 #: The target of `Tensor.cpu`.
@@ -191,6 +188,8 @@ class _Calls(TorchFunctionMode):
         recorder = self.recorder
         if func in _VALUES:
             return self._ask(func, args, kwargs)
+        if recorder.accelerator and is_flexible(func):
+            return attend(recorder.values, args)
         if func is Tensor.__format__ and not args[0].dim():
             return format(self._ask(Tensor.item, args[:1], {}), *args[1:])
         if func is Tensor.pin_memory:
@@ -229,8 +228,11 @@ class _Calls(TorchFunctionMode):
         return out
 
     def _pin(self, tensor: Any) -> Any:
-        """The same tensor, in pinned memory from now on."""
+        """The same tensor, in pinned memory from now on; of one from outside of the capture a
+        copy."""
         self.recorder.values.notes[PINNED] = None
+        if type(tensor) is Tensor:
+            tensor = self.recorder.copy_from_outside(tensor)
         self.recorder.places.note_pinned(tensor)
         return tensor
 
@@ -499,25 +501,6 @@ def _shorten(error: BaseException) -> str:
     return lines[0][:200]
 
 
-def _describe_tables(module: nn.Module, optimizer: str, ranks: int) -> list[str]:
-    """What to say of large embedding tables in a model that is trained as it is."""
-    tables = [
-        each
-        for each in module.modules()
-        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.weight.requires_grad
-    ]
-    if sum(table.num_embeddings for table in tables) < MANY_ROWS:
-        return []
-    dense = sum(table.weight.numel() for table in tables if not table.sparse)
-    count = sum(table.weight.numel() for table in tables)
-    notes = []
-    if dense:
-        notes.append(DENSE_TABLES.format(f"{dense / 1e6:,.0f} M", optimizer))
-    if ranks > 1:
-        notes.append(COPIED_TABLES.format(f"{count / 1e6:,.0f} M", ranks))
-    return notes
-
-
 def describe_dense_gradients(graph: Graph) -> list[str]:
     """What to say of large embedding tables in a step that its user wrote, from the gradients that it
     computes."""
@@ -536,54 +519,19 @@ def describe_dense_gradients(graph: Graph) -> list[str]:
     return [DENSE_TABLES.format(f"{sum(weights.values()) / 1e6:,.0f} M", graph.updated_by)]
 
 
-def _train(
-    model: Any,
-    inputs: Any,
-    optimizer: str,
-    loss: Any,
-    amp: str | None,
-    ranks: int,
-    device: str,
-    notes: list[str],
-) -> Callable[[], None]:
-    """The step of a model with these inputs; `notes` receives what to say of its tables."""
-    module = (model if isinstance(model, nn.Module) else model()).train()
-    notes += _describe_tables(module, optimizer, ranks)
-    module = nn.parallel.DistributedDataParallel(module) if ranks > 1 else module
-    updates = make_optimizer(optimizer, module.parameters())
-    region = torch.autocast(device, DTYPES[amp]) if amp else nullcontext()
-    scaler = torch.amp.GradScaler(device, enabled=amp == "fp16")
-
-    def step() -> None:
-        updates.zero_grad()
-        with region:
-            if isinstance(inputs, Mapping):
-                out = module(**inputs)
-            else:
-                out = module(*inputs) if isinstance(inputs, list | tuple) else module(inputs)
-            found = loss(out) if loss else getattr(out, "loss", None)
-            if found is None:
-                numbers = [t.float().mean() for t in walk_tensors(out) if t.is_floating_point()]
-                found = sum(numbers[1:], start=numbers[0])
-        scaler.scale(found).backward()
-        scaler.step(updates)
-        scaler.update()
-
-    return step
-
-
 def capture(
     make_step: Any,
     inputs: Any = None,
     *,
-    optimizer: str = "adamw",
+    optimizer: Any = "adamw",
     loss: Callable[[Any], Tensor] | None = None,
-    amp: str | None = None,
+    amp: Any = None,
+    accumulate: int = 1,
     ranks: int = 1,
     rank: int = 0,
     name: str = "",
     family: str = "",
-    device: str = "cpu",
+    device: Any = "cpu",
 ) -> Graph:
     """Record the operations of a training step, in order, without computing. Captures in threads
     take turns.
@@ -601,20 +549,24 @@ def capture(
         AutoModelForSeq2SeqLM and AutoModelForSpeechSeq2Seq.
     inputs : tensor, sequence or mapping, optional
         Arguments of the model.
-    optimizer : str
-        With `inputs`: ``adamw``, ``adam``, ``adagrad``, ``sgd_momentum`` or ``sgd``.
+    optimizer : str, type, callable or torch.optim.Optimizer
+        With `inputs`: ``adamw``, ``adam``, ``adagrad``, ``sgd_momentum`` or ``sgd``; or a class, what
+        builds an optimizer from weights, or an optimizer of the weights of the model.
     loss : callable, optional
         With `inputs`: computes the loss from the result of the model. By default it is the
         attribute ``loss`` of the result, or else the mean of its numbers.
-    amp : str, optional
+    amp : str or torch.dtype, optional
         With `inputs`: precision of autocast, ``bf16``, or ``fp16`` with scaled gradients.
+    accumulate : int
+        With `inputs`: micro-batches of one update, each with these inputs; several ranks average
+        gradients with the last one [-].
     ranks, rank : int
         Number of ranks, and the rank that is captured [-]. With `inputs`, which are those of one
         rank, DistributedDataParallel averages the gradients.
     name, family : str
         Name of the step, and its workload family on platforms that were calibrated by family.
-    device : str
-        ``cpu`` or ``cuda``. For ``cuda``, which needs no GPU, optimizers work on lists of tensors,
+    device : str, torch.device or int
+        ``cpu`` or ``cuda``, also with a number. For ``cuda``, which needs no GPU, optimizers work on lists of tensors,
         every region of autocast follows CUDA's lists, products may be in TF32, and attention has
         the kernels of an A100.
 
@@ -663,16 +615,14 @@ def capture(
     >>> capture(make_step).parameters
     1001000
     """
-    check_choice("amp", "bf16" if amp is None else amp, ("bf16", "fp16"))
+    device, amp = read_device(device), read_amp(amp)
     of_tables: list[str] = []
     is_trained_here = inputs is not None
     if is_trained_here:
-        find_optimizer(optimizer, dense=True)
+        training = Training(inputs, optimizer, loss, amp, accumulate, ranks, device)
         make_step = _find_model(make_step)
         name = name or getattr(make_step, "__name__", type(make_step).__name__)
-        make_step = partial(
-            _train, make_step, inputs, optimizer, loss, amp, ranks, device, of_tables
-        )
+        make_step = partial(training.make_step, make_step, of_tables)
     elif isinstance(make_step, nn.Module) or (
         isinstance(make_step, type) and issubclass(make_step, nn.Module)
     ):
@@ -686,11 +636,14 @@ def capture(
         raise ValueError(
             f"amp is {amp!r}, and inputs are not given; write torch.autocast({device!r}) into the step"
         )
-    check_choice("device", device, ("cpu", "cuda"))
+    elif accumulate != 1:
+        raise ValueError(
+            f"accumulate is {show(accumulate)}, and inputs are not given; write the loop over micro-batches into the step"
+        )
     ranks = int(check_positive("ranks", ranks, integer=True))
     rank = check_rank(rank, ranks)
     recorder = Recorder(accelerator=device != "cpu")
-    with open_capture(recorder, ranks, rank):
+    with open_capture(recorder, ranks, rank), answer_steps(recorder):
         step = make_step()
         check_step(step)
         calls = record_call(recorder, step)
@@ -956,7 +909,7 @@ def list_patches(
         ),
     ]
     if recorder.accelerator:
-        patches += _patch_saved_tensors(recorder)
+        patches += [*_patch_saved_tensors(recorder), patch_flexible_attention()]
     return patches
 
 

@@ -1,0 +1,209 @@
+"""Small awkward steps, as people write them: each is captured as it would run, or refused with its
+line, the reason and a way out."""
+
+import io
+import random
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
+
+from perfkit.recording.steps import capture  # noqa: E402
+
+Step = Callable[[], Any]
+
+
+def list_names(graph: Any) -> list[str]:
+    return [label.name for label in graph.labels]
+
+
+# -- flexible attention
+
+
+def is_causal(batch: Any, head: Any, row: Any, column: Any) -> Any:
+    return row >= column
+
+
+def is_near(batch: Any, head: Any, row: Any, column: Any) -> Any:
+    return (row - column).abs() < 128
+
+
+def attend(
+    mask: Any = None, *, groups: int = 2, deep: int = 16, amp: bool = False
+) -> Callable[[], Step]:
+    """Attention of 1,024 rows by `flex_attention`, and its gradients."""
+
+    def make_step() -> Step:
+        sizes = [(1, 2, 1024, 16), (1, groups, 1024, 16), (1, groups, 1024, deep)]
+        query, key, value = (nn.Parameter(torch.randn(size, device="cuda")) for size in sizes)
+        blocks = None
+        if mask is not None:
+            blocks = create_block_mask(mask, None, None, 1024, 1024, device="cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+                compiled = torch.compile(flex_attention)
+                out = compiled(query, key, value, block_mask=blocks, enable_gqa=groups < 2)
+            out.sum().backward()
+
+        return step
+
+    return make_step
+
+
+#: Of 8 × 8 blocks of 128 rows a causal mask leaves 36, and a band of one block on each side 22.
+@pytest.mark.parametrize(
+    ("options", "variant", "share", "dtype"),
+    [
+        ({}, "forward", 1.0, "fp32"),
+        ({"mask": is_causal}, "forward_causal", 0.5, "fp32"),
+        ({"mask": is_near}, "forward", 22 / 64, "fp32"),
+        ({"groups": 1, "deep": 8}, "forward", 0.75, "fp32"),
+        ({"deep": 32, "amp": True}, "forward", 1.5, "bf16"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_flexible_attention_is_flash_attention_on_the_blocks_that_are_left(
+    options: dict[str, Any], variant: str, share: float, dtype: str
+) -> None:
+    graph = capture(attend(**options), device="cuda")
+    places = [i for i, label in enumerate(graph.labels) if label.kind == "attention"]
+    assert [graph.labels[i].phase for i in places] == ["forward", "backward"]
+    forward = graph[places[0]]
+    assert forward.variant == variant
+    assert graph.dtypes[places[0]] == dtype if graph.dtypes else graph.dtype == dtype
+    products = 2 * 2 * 1024 * 1024 * (16 + 16)  # of two heads
+    assert graph.column("flops")[places[0]] == pytest.approx(share * products, rel=0.01)
+
+
+def test_flexible_attention_says_what_it_counts_as_and_has_no_gradient_on_a_cpu() -> None:
+    with pytest.warns(UserWarning) as said:
+        capture(attend(), device="cuda")
+    assert any("flash attention on the blocks" in str(each.message) for each in said)
+    with pytest.raises(ValueError, match=r"no backward pass on a CPU, in .*device='cuda'"):
+        capture(attend())
+
+
+# -- files and objects of other ranks
+
+
+def test_a_step_that_keeps_its_weights_writes_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    file.write_text("kept")
+
+    def make_step() -> Step:
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(net.parameters())
+
+        def step() -> None:
+            net(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
+
+        return step
+
+    with pytest.warns(UserWarning, match=r"not written in .*torch\.save"):
+        capture(make_step)
+    assert file.read_text() == "kept"
+
+
+def test_known_numbers_are_written_and_read() -> None:
+    made = io.BytesIO()
+    torch.save(nn.Linear(4, 4).state_dict(), made)
+
+    def make_step() -> Step:
+        net = nn.Linear(4, 4).to("cuda")
+
+        def step() -> None:
+            made.seek(0)
+            net.load_state_dict(torch.load(made, map_location="cuda:0"))
+            torch.save({"epoch": 3}, io.BytesIO())
+            net(torch.randn(2, 4, device="cuda")).sum().backward()
+
+        return step
+
+    assert "addmm" in list_names(capture(make_step, device="cuda"))
+
+
+def test_objects_of_other_ranks_count_as_those_of_this_one() -> None:
+    sums = []
+
+    def make_step() -> Step:
+        net = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+
+        def step() -> None:
+            loss = net(torch.randn(2, 4)).sum()
+            loss.backward()
+            told: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(told, {"loss": loss.item(), "rows": 2})
+            seed = [random.random() if dist.get_rank() == 0 else None]
+            dist.broadcast_object_list(seed, 0)
+            sums.append(sum(each["rows"] for each in told))
+
+        return step
+
+    with pytest.warns(UserWarning, match="objects that ranks send each other"):
+        capture(make_step, ranks=4)
+    assert set(sums) == {8}
+
+
+# -- numbers that the step reads
+
+
+def summarize(numbers: list[float]) -> list[Any]:
+    """What Python's own library makes of computed numbers."""
+    spread = statistics.pstdev(numbers), statistics.quantiles([*numbers, 2.0])
+    return [statistics.mean(numbers), statistics.median(numbers), *spread]
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_statistics_of_computed_numbers_may_be_logged_and_do_not_decide(decides: bool) -> None:
+    def make_step() -> Step:
+        net = nn.Linear(4, 4)
+
+        def step() -> None:
+            loss = net(torch.randn(2, 4)).square().mean()
+            mean = summarize([loss.item(), 2 * loss.item()])[0]
+            if decides and mean > 5:
+                loss = loss * 2
+            loss.backward()
+
+        return step
+
+    if decides:
+        with pytest.raises(ValueError, match=r"test_capture_cases\.py, line"):
+            capture(make_step)
+    else:
+        assert len(capture(make_step))
+
+
+# -- pinned memory
+
+
+@pytest.mark.filterwarnings("ignore:the time that the host takes to pin")
+def test_a_tensor_from_outside_is_pinned_and_stays_known() -> None:
+    data, count = torch.randn(64, 8), torch.tensor([3])
+
+    def make_step(pins: bool) -> Step:
+        net = nn.Linear(8, 8).to("cuda")
+
+        def step() -> None:
+            batch = data.pin_memory() if pins else data
+            rows = int(count.pin_memory())
+            net(batch.to("cuda")[:rows]).sum().backward()
+
+        return step
+
+    plain, pinned = (capture(lambda p=p: make_step(p), device="cuda") for p in (False, True))
+    # a copy by the GPU itself, for which the host waits
+    assert list_names(pinned) == ["copy_inputs", *list_names(plain)]
+    assert list_names(plain)[0] == "to"
+    assert not data.is_pinned()
