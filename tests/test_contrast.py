@@ -61,7 +61,8 @@ def test_a_workload_is_predicted_on_both() -> None:
     prediction = pk.predict(BERT, A100, ranks=8)
     assert row["a"] == prediction.time
     assert (row["a_low"], row["a_high"]) == prediction.interval()
-    assert ", time x " in repr(comparison)
+    assert repr(comparison).startswith("PlatformComparison(h100-sxm-8 takes ")
+    assert f" times as long; {row['quantity']})" in repr(comparison)
     assert "\n" not in repr(comparison)
     assert "bert-base" in comparison.explain()
     single = pk.compare(A100, H100, BERT, ranks=1)
@@ -86,20 +87,25 @@ def test_sides_are_named_by_what_differs_and_explained_with_their_software() -> 
         on_a100 = pk.predict(gpt, A100, ranks=8, stack="fsdp")
         compiled = pk.predict(gpt, H100, ranks=8, stack="fsdp", execution="compiled")
         faster = pk.predict(gpt, H100, ranks=8, stack="fsdp-compiled")
-    lines = pk.compare(fsdp, compiled).explain().split("\n")
-    assert lines[2].split()[1:3] == ["eager", "compiled"]
-    assert lines[0] == f"eager: {fsdp.about}; stack: {fsdp.software}"
-    assert lines[1] == f"compiled: {compiled.about}; stack: {compiled.software}"
-    lines = pk.compare(fsdp, faster).explain().split("\n")
-    assert lines[2].split()[1:3] == ["fsdp", "fsdp-compiled"]
-    lines = pk.compare(on_a100, fsdp).explain().split("\n")
-    assert lines[2].split()[1:3] == ["a100-sxm-8", "h100-sxm-8"]
+    text = pk.compare(fsdp, compiled).explain()
+    assert find_heads(text) == ["eager", "compiled"]
+    told = " ".join(text.split())
+    assert f"eager: {fsdp.about}; stack: {fsdp.software} compiled:" in told
+    assert f"compiled: {compiled.about}; stack: {compiled.software} quantity" in told
+    assert find_heads(pk.compare(fsdp, faster).explain()) == ["fsdp", "fsdp-compiled"]
+    assert find_heads(pk.compare(on_a100, fsdp).explain()) == ["a100-sxm-8", "h100-sxm-8"]
     # what the strategies are would make heads that no page holds
     for other in (shared, megatron):
         text = pk.compare(fsdp, other).explain()
-        assert max(map(len, text.split("\n")[2:-10])) < 120
-        assert f"stack: {other.software}" in text
-    assert pk.compare(fsdp, shared).explain().split("\n")[2].split()[1:3] == ["a", "b"]
+        assert max(map(len, text.split("\n"))) < 120
+        assert f"stack: {other.software}" in " ".join(text.split())
+    assert find_heads(pk.compare(fsdp, shared).explain()) == ["a", "b"]
+
+
+def find_heads(text: str) -> list[str]:
+    """Names of both sides at the head of the table in an explanation."""
+    head = next(line for line in text.split("\n") if line.startswith("quantity "))
+    return head.split()[1:3]
 
 
 def test_what_changed_is_asked_of_platforms() -> None:
@@ -233,8 +239,11 @@ def test_results_are_compared_part_by_part(name: str) -> None:
         assert sum(row[side] or 0.0 for row in parts) == pytest.approx(whole[side])
         assert whole[f"{side}_low"] < whole[side] < whole[f"{side}_high"]
     assert whole["ratio"] == whole["b"] / whole["a"]
-    assert f"time x {whole['ratio']:.3g}" in repr(comparison)
-    assert "time of an iteration" in comparison.explain()
+    assert f": {whole['ratio']:.3g} times as long" in repr(comparison)
+    answer, *lines = comparison.explain().split("\n")
+    assert answer == comparison.headline()
+    heads = next(number for number, line in enumerate(lines) if line.startswith("quantity "))
+    assert lines[heads + 1].startswith("time of an iteration"), "the answer before its parts"
     assert comparison.chart().to_dict()["description"]
 
 
@@ -252,7 +261,7 @@ def test_warnings_say_which_side_they_belong_to() -> None:
 
 
 def test_a_report_begins_with_what_was_predicted() -> None:
-    assert "time of an iteration of bert-base, batch 16" in repr(compare_predictions())
+    assert "times as long; bert-base, batch 16" in repr(compare_predictions())
 
 
 @pytest.mark.parametrize(

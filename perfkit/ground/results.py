@@ -81,7 +81,9 @@ class Shown:
 
     def _repr_html_(self) -> str:
         words: str = getattr(self, "explain", self.__repr__)()
-        return f'<pre style="white-space: pre-wrap">{html.escape(words)}</pre>'
+        # JupyterLab alone breaks long lines inside a word
+        style = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"
+        return f'<pre style="{style}">{html.escape(words)}</pre>'
 
 
 class Reported(Shown):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import DTYPES, LINKS
-from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
-from perfkit.ground.units import check_positive, format_bytes, format_table, show
+from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells, write_notes
+from perfkit.ground.units import check_positive, format_bytes, format_table, format_time, show
 from perfkit.platform.estimates import Estimate, keep_quiet, name_sides, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
@@ -130,33 +130,39 @@ class PlatformComparison(Tabular):
         """
         from perfkit import plots
 
-        a, b = _name_sides(self.a, self.b)
+        a, b = self._names()
         return plots.platform_ratios(self.rows, a=a, b=b)
 
     def explain(self) -> str:
-        """The comparison in words: a line per quantity, then the warnings.
+        """The comparison in words: the answer, what both are, a line per quantity, the warnings.
 
         Returns
         -------
         text : str
             Several lines.
         """
-        lines = [*self._describe_sides(), format_table(self._write())]
-        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
-
-    def _describe_sides(self) -> list[str]:
-        """What each prediction is of, and the software that runs it; nothing of others."""
-        lines = []
-        for name, side in zip(_name_sides(self.a, self.b), (self.a, self.b), strict=True):
+        lines = [self.headline()]
+        for name, side in zip(self._names(), (self.a, self.b), strict=True):
             if isinstance(side, Prediction):
-                lines.append(f"{name}: {side.about}; stack: {side.software}")
-        return lines
+                lines += write_notes(name, [f"{side.about}; stack: {side.software}"])
+        lines.append(format_table(self._write()))
+        lines += write_notes("warning", self.warnings)
+        return "\n".join(lines)
+
+    def _names(self) -> list[str]:
+        """Names of both sides, for heads and texts."""
+        return _name_sides(self.a, self.b)
 
     def _write(self) -> list[Sequence[str]]:
-        """Rows of text with every quantity of both, the heads first."""
+        """Rows of text with every quantity of both, the heads first, then the time if there is
+        one."""
         check_threads()
-        cells = write_cells(self.table().select("quantity", "unit", "a", "b", "ratio"))
-        return [("quantity", *_name_sides(self.a, self.b), "ratio"), *cells[1:]]
+        import polars as pl
+
+        shown = self.table().select("quantity", "unit", "a", "b", "ratio", "group")
+        is_time = pl.col("group") == "iteration"
+        times_first = pl.concat([shown.filter(is_time), shown.filter(~is_time)]).drop("group")
+        return [("quantity", *self._names(), "ratio"), *write_cells(times_first)[1:]]
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
@@ -165,13 +171,15 @@ class PlatformComparison(Tabular):
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
-        last, said = self.rows[-1], f"{len(self.rows)} quantities"
-        said = (
-            f"{last['quantity']}, time x {last['ratio']:.3g}"
-            if last["group"] == "iteration"
-            else said
-        )
-        return f"{' against '.join(_name_sides(self.a, self.b)[::-1])}: {said}"
+        a, b = self._names()
+        last = self.rows[-1]
+        if last["group"] != "iteration":
+            return f"{b} against {a}: {len(self.rows)} quantities"
+        times = f"{b} takes {format_time(last['b'])}, {a} {format_time(last['a'])}"
+        answer = f"{times}: {last['ratio']:.3g} times as long"
+        are_platforms = isinstance(self.a, Platform)
+        what = last["quantity"] if are_platforms else _describe_both(self.a, self.b)
+        return f"{answer}; {what}" if what else answer
 
     def __repr__(self) -> str:
         return f"PlatformComparison({self.headline()})"
@@ -309,16 +317,17 @@ def _list_parts(a: Any, b: Any) -> Iterator[tuple[str, str, str, list[Any]]]:
         found = [result.parts.get(part) for result in (a, b)]
         yield "parts", name, "s", [each[1] if isinstance(each, tuple) else each for each in found]
     name = "time of an iteration"
-    description = _describe(a)
-    if description and description == _describe(b) and len(description) <= _LONGEST:
-        name += f" of {description}"
-    yield "iteration", name, "s", [a, b]
+    description = _describe_both(a, b)
+    yield "iteration", f"{name} of {description}" if description else name, "s", [a, b]
 
 
-def _describe(result: Any) -> str:
-    """What a result is of; empty for a priced plan."""
-    workload = getattr(result, "workload", None)
-    return getattr(workload, "description", "")
+def _describe_both(a: Any, b: Any) -> str:
+    """What both results are of; empty where they differ, for priced plans and for long texts."""
+    ours, theirs = (getattr(each, "workload", None) for each in (a, b))
+    description: str = getattr(ours, "description", "")
+    if description != getattr(theirs, "description", "") or len(description) > _LONGEST:
+        return ""
+    return description
 
 
 def _put_together(
