@@ -64,6 +64,7 @@ gallery: $(VENV)/installed-gallery  ## build the GPU platforms of the gallery ag
 docs: $(VENV)/installed-docs  ## build the documentation site, which opens without a network: site/index.html
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet \
 	-c docs -d $(VENV)/doctrees . site
+	$(BIN)/python -m tests.site_search site
 
 # PYENV_VERSION=3.11.7:3.12.1:3.13.0 lets pyenv answer to all three.
 release-check: $(VENV)/installed-release  ## archive and wheel on Python 3.11 to 3.13, and with lowest versions

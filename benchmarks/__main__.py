@@ -20,6 +20,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import perfkit as pk
 from benchmarks.accuracy import SEEDS
 from benchmarks.gpu_forms import PAIR
 from benchmarks.helpers.catalogue import (
@@ -37,7 +38,9 @@ from benchmarks.helpers.files import AbsentError, find_shared_data
 from benchmarks.helpers.saved_runs import pool_checks
 from perfkit.calibration.campaign import calibrate
 from perfkit.ground.files import find_reference
+from perfkit.ground.results import Picture
 from perfkit.measure.machine import count_cores
+from perfkit.platform.estimates import keep_quiet
 from perfkit.plots import use_svg
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
@@ -75,9 +78,25 @@ def fill_page(text: str, run: Callable[[str], str | None] = run_benchmark) -> st
     return _BLOCK.sub(print_again, text)
 
 
+def draw_top() -> Picture:
+    """Where the time of the first prediction of the README goes."""
+    llama = pk.Transformer.preset(
+        "llama-3-8b",
+        batch=64,
+        sequence=8192,
+        dtype="bf16",
+        mixed=True,
+        parallel="fsdp",
+        checkpoint=True,
+    )
+    with keep_quiet():  # the README prints what it warns of
+        return pk.predict(llama, "a100-sxm-8x8", ranks=64).chart()
+
+
 def write_page() -> None:
-    """Fill docs/accuracy.md and benchmarks/README.md, and draw the picture of the README."""
+    """Fill docs/accuracy.md and benchmarks/README.md, and draw the pictures of README and page."""
     use_svg()  # with the colours and fonts of the notebooks
+    draw_top().save(PAGE.with_name("prediction.svg"))
     pool_checks("zen3-2").chart().save(PAGE.with_name("predicted_vs_measured.svg"))
     PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     README.write_text(fill_readme(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -9,8 +9,9 @@ from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
-from sphinx.addnodes import pending_xref
+from sphinx.addnodes import index, pending_xref
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.logging import getLogger
 
@@ -20,7 +21,13 @@ from perfkit import plots
 logger = getLogger(__name__)
 project, author, release = "perfkit", "The perfkit authors", perfkit.__version__
 root_doc = "docs/index"
-include_patterns = ["README.md", "docs/*.md", "notebooks/*.ipynb"]
+include_patterns = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/*.md",
+    "notebooks/*.ipynb",
+]
 extensions = ["sphinx.ext.autodoc", "numpydoc", "myst_nb"]
 nb_execution_mode = "off"
 nb_merge_streams = True
@@ -51,6 +58,31 @@ CHARTS = {
     "unique_rows": plots.ask_unique_rows(rows=10**6, lookups=4096 * 20),
 }
 
+#: Pages that name what no longer exists.
+HISTORY = ("CHANGELOG", "docs/upgrading")
+#: Kinds of fragments of the changelog, in their order.
+KINDS_OF_CHANGES = ("added", "changed", "removed", "fixed")
+
+
+class IndexTerms(SphinxTransform):
+    """Terms of the glossary are entries of the index, which a search looks at first: each word of
+    the first column leads to its row."""
+
+    default_priority = 400  # after the table was read, before the index is collected
+
+    def apply(self, **kwargs: Any) -> None:
+        if self.env.docname != "docs/glossary":
+            return
+        for body in self.document.findall(nodes.tbody):
+            for row in body.findall(nodes.row):
+                cell = row[0]
+                words = cell.astext().split(", ")
+                target = f"term-{nodes.make_id(words[0])}"
+                cell["ids"].append(target)
+                cell.insert(
+                    0, index(entries=[("single", word, target, "main", None) for word in words])
+                )
+
 
 class NamePictures(SphinxPostTransform):
     """Charts of lessons have their title as alternative text."""
@@ -76,6 +108,8 @@ class LinkNames(SphinxPostTransform):
     default_priority = 5  # before references are resolved
 
     def run(self, **kwargs: Any) -> None:
+        if self.env.docname in HISTORY:
+            return
         known = self.env.get_domain("py").objects  # type: ignore[attr-defined]
         for code in list(self.document.findall(nodes.literal)):
             match = re.fullmatch(r"(?:pk|perfkit)\.([\w.]+)(\(.*\))?", code.astext())
@@ -108,6 +142,25 @@ def fold_answers(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = source[0].replace('"answer"', '"answer", "hide-cell"')
 
 
+def join_changes(app: Sphinx, page: str, source: list[str]) -> None:
+    """The changelog begins with what is not released yet, from the fragments of changelog.d."""
+    if page != "CHANGELOG":
+        return
+    lines = ["## Not released yet\n"]
+    for kind in KINDS_OF_CHANGES:
+        fragments = sorted(Path(app.srcdir, "changelog.d").glob(f"*.{kind}.md"))
+        if fragments:
+            lines.append(f"### {kind.capitalize()}\n")
+        for path in fragments:
+            text = path.read_text(encoding="utf-8").strip()
+            lines.append("- " + text.replace("\n", "\n  "))
+        lines.append("")
+    mark = "<!-- fragments of changelog.d come in below -->"
+    if mark not in source[0]:
+        raise ValueError(f"CHANGELOG.md has no line {mark}; fragments are joined there")
+    source[0] = source[0].replace(mark, "\n".join(lines))
+
+
 def draw_charts(app: Sphinx) -> None:
     """The charts with sliders as pictures, where these stand at first: for print, and where no
     script runs."""
@@ -131,8 +184,10 @@ def write_charts(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     plots.use_svg()
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
+    app.add_transform(IndexTerms)
     app.add_post_transform(NamePictures)
     app.add_post_transform(LinkNames)
     app.connect("builder-inited", draw_charts)
     app.connect("source-read", fold_answers)
+    app.connect("source-read", join_changes)
     app.connect("build-finished", write_charts)

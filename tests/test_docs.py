@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import vl_convert
 
+import perfkit
 from perfkit import plots
 
 pytestmark = pytest.mark.repository
@@ -28,6 +29,15 @@ def list_lessons() -> list[str]:
     """Names of notebooks with exercises."""
     notebooks = (ROOT / "notebooks").glob("*.ipynb")
     return [path.stem for path in notebooks if "## Exercises" in path.read_text(encoding="utf-8")]
+
+
+def test_each_public_name_is_on_one_page_of_the_interface() -> None:
+    modules = {"fitting", "models", "plots", "units", "workloads"}
+    described: list[str] = []
+    for page in (ROOT / "docs").glob("api_*.md"):
+        text = page.read_text(encoding="utf-8")
+        described += re.findall(r"\.\. auto(?:function|class|exception):: perfkit\.(\w+)", text)
+    assert sorted(described) == sorted(set(perfkit.__all__) - modules)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

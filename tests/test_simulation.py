@@ -260,20 +260,20 @@ def test_collectives_start_beside_what_follows_them(device: bool) -> None:
     rank_timeline = run([BUCKETS, BUCKETS], [3, 3, 3], device).rank_timelines[0]
     assert rank_timeline.starts.tolist() == [0, 4, 4, 8, 8, 12, 15]
     assert rank_timeline.stream_wait_time.tolist() == [0, 0, 0, 0, 0, 0, 3, 0]
-    assert rank_timeline.exposed_time.sum() == 3
+    assert rank_timeline.communication_idle_time.sum() == 3
 
 
 def test_what_collectives_take_from_a_core_is_contention() -> None:
     rank_timeline = run([BUCKETS, BUCKETS], [3, 3, 3], contention=1.0).rank_timelines[0]
     assert rank_timeline.ends.tolist() == [4, 7, 11, 14, 18, 21, 23]
     assert rank_timeline.contention_time.sum() == 6
-    assert rank_timeline.exposed_time.sum() == 3
+    assert rank_timeline.communication_idle_time.sum() == 3
 
 
 def test_collectives_wait_for_one_another_and_for_no_other_rank() -> None:
     [rank_timeline] = run([BUCKETS], [6, 6, 6], True).rank_timelines
     assert rank_timeline.starts[[1, 3, 5]].tolist() == [4, 10, 16]
-    assert rank_timeline.stream_wait_time[6] == rank_timeline.exposed_time[6] == 22 - 12
+    assert rank_timeline.stream_wait_time[6] == rank_timeline.communication_idle_time[6] == 22 - 12
     assert not rank_timeline.arrival_wait_time.any()
 
 
@@ -635,8 +635,8 @@ def check_operations(
 def check_waits(rank: RankTimes, rank_timeline: RankTimeline, near: float) -> None:
     """What waits for a collective starts after its end, and no wait is negative."""
     assert (rank_timeline.arrival_wait_time >= -near).all()
-    assert (rank_timeline.exposed_time >= 0).all()
-    assert (rank_timeline.stream_wait_time >= rank_timeline.exposed_time - near).all()
+    assert (rank_timeline.communication_idle_time >= 0).all()
+    assert (rank_timeline.stream_wait_time >= rank_timeline.communication_idle_time - near).all()
     graph = rank.group.graph
     for wait in graph.collective_waits:
         end = rank_timeline.ends[graph.collectives[wait.collective]]
@@ -847,7 +847,7 @@ def test_a_breakdown_has_a_field_for_each_cause() -> None:
     causes = break_down(timeline.measure(0))
     kernels = {(part.phase, part.kind): part.time for part in causes.kernels}
     assert kernels == {("forward", "elementwise"): 1.0, ("update", "elementwise"): 1.0}
-    assert causes.exposed_time == pytest.approx(2.0)
+    assert causes.communication_idle_time == pytest.approx(2.0)
     assert causes.contention_time == 0.0
     assert causes.wait_time_for_ranks == pytest.approx(4.0)
     assert causes.host == 0.0

@@ -459,8 +459,8 @@ def over_ranks(
 
     Notes
     -----
-    .. math:: t(n, p) = \left(\alpha^q + (\beta n)^q\right)^{1/q}, \quad \alpha = \alpha_0 +
-    \alpha_1 s(p), \quad
+    .. math:: t(n, p) = \left(\alpha^q + (\beta n)^q\right)^{1/q}, \quad
+       \alpha = \alpha_0 + \alpha_1 s(p), \quad
        \beta = \beta_0 + \beta_1 \frac{p-1}{p}
 
     Fitted on 2 and 4 ranks of A100 and H100 nodes it predicts 8 with 4.2 / 7.4 / 21 % (geometric

@@ -93,8 +93,8 @@ def fit_zipf(histogram: ReuseHistogram) -> ZipfFit:
     steep. Instead the counts :math:`K_b` of the 17 bins are compared with their mean for N lookups,
     :math:`\mu_b = \sum_r P_b(N p_r)`, with Poisson probabilities of the bin and covariance
 
-    .. math:: V_{bc} = \mu_b \delta_{bc} - \sum_r P_b P_c - c_b c_c / N, \qquad c_b = \sum_r N p_r
-    (P_{b-1} - P_b)
+    .. math:: V_{bc} = \mu_b \delta_{bc} - \sum_r P_b P_c - c_b c_c / N, \qquad
+       c_b = \sum_r N p_r (P_{b-1} - P_b)
 
     (the last term because N is given; :math:`P_{b-1}` is the bin with bounds less by 1). The root
     of :math:`\mu' V^{-1} (K - \mu) = 0` has the least variance of the estimators linear in K [1]_.

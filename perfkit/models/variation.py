@@ -122,7 +122,7 @@ def deviation_of_slowest(*, ranks: int) -> Any:
 
     Notes
     -----
-    .. math:: \sqrt{\mathrm{Var} \max(z_1, \dots, z_p)}
+    .. math:: \sqrt{\mathrm{Var} \max(z_1, \ldots, z_p)}
 
     of p standard normal numbers [1]_: 0.826 of two, 0.587 of ten, 0.429 of a hundred.
 

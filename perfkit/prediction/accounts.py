@@ -30,13 +30,13 @@ def sum_idle(timeline: RankTimeline) -> dict[str, float]:
     pipeline_hosts: Any = timeline.graph.kernels.get(STAGE_HOST, [])
     busy = float(np.delete(timeline.times.seconds, pipeline_hosts).sum())
     contention = float(timeline.contention_time.sum())
-    exposed = float(timeline.exposed_time.sum())
+    idle = float(timeline.communication_idle_time.sum())
     wait_for_ranks = timeline.wait_time_for_ranks
     times = {
         "busy_s": busy,
         "contention_s": contention,
-        "host_s": timeline.period - busy - contention - exposed - wait_for_ranks,
-        "communication_s": exposed,
+        "host_s": timeline.period - busy - contention - idle - wait_for_ranks,
+        "communication_s": idle,
         "waiting_s": wait_for_ranks,
     }
     rounding = _EQUAL * timeline.period
@@ -49,8 +49,8 @@ def sum_communication(timeline: RankTimeline) -> dict[str, float]:
     collectives = timeline.graph.collectives
     in_flight = np.stack([timeline.starts, timeline.ends], axis=1)[collectives]
     total = float(measure_overlap(in_flight, np.array([-np.inf]), np.array([np.inf]))[0])
-    exposed = float(timeline.exposed_time.sum()) + float(timeline.contention_time.sum())
-    exposed = min(exposed, total)
+    idle = float(timeline.communication_idle_time.sum())
+    exposed = min(idle + float(timeline.contention_time.sum()), total)
     return {
         "total_s": total,
         "exposed_s": exposed,

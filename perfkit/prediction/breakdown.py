@@ -74,7 +74,7 @@ class CollectivePart(NamedTuple):
         inputs to the device.
     operations : int
         How many there are [-].
-    exposed_time : float
+    communication_idle_time : float
         How long the compute stream is idle with one of them in flight [s].
     contention_time : float
         How much longer kernels take because of them [s].
@@ -83,13 +83,13 @@ class CollectivePart(NamedTuple):
     phase: str
     kind: str
     operations: int
-    exposed_time: float
+    communication_idle_time: float
     contention_time: float
 
     @property
     def time(self) -> float:
         """What these collectives add to the iteration [s]."""
-        return self.exposed_time + self.contention_time
+        return self.communication_idle_time + self.contention_time
 
 
 #: What a part of collectives is bound by.
@@ -131,9 +131,9 @@ class Breakdown(NamedTuple):
     host: float
 
     @property
-    def exposed_time(self) -> float:
+    def communication_idle_time(self) -> float:
         """How long the compute stream is idle with a collective in flight [s]."""
-        return sum(part.exposed_time for part in self.collectives)
+        return sum(part.communication_idle_time for part in self.collectives)
 
     @property
     def contention_time(self) -> float:
@@ -241,11 +241,13 @@ def _break_down_collectives(timeline: RankTimeline) -> tuple[CollectivePart, ...
             kind = "offload"
         kinds.append((label.phase, kind))
     counts = Counter(kinds)
-    exposed_time = dict.fromkeys(counts, 0.0)
+    communication_idle_time = dict.fromkeys(counts, 0.0)
     # all waits at a position are one time, which belongs to the last of them
     last_waits = {wait.operation: wait.collective for wait in graph.collective_waits}
     for position, collective in last_waits.items():
-        exposed_time[kinds[collective]] += float(timeline.exposed_time[position])
+        communication_idle_time[kinds[collective]] += float(
+            timeline.communication_idle_time[position]
+        )
     contention_time = dict.fromkeys(counts, 0.0)
     for position in np.flatnonzero(timeline.contention_time).tolist():
         key = (graph.labels[position].phase, "collective")
@@ -253,7 +255,7 @@ def _break_down_collectives(timeline: RankTimeline) -> tuple[CollectivePart, ...
             key = next(key for key in counts if key[1] == "collective")
         contention_time[key] += float(timeline.contention_time[position])
     return tuple(
-        CollectivePart(*key, count, exposed_time[key], contention_time[key])
+        CollectivePart(*key, count, communication_idle_time[key], contention_time[key])
         for key, count in counts.items()
     )
 

@@ -83,7 +83,7 @@ class RankTimeline:
     stream_wait_time : array
         How long the compute stream is idle before each operation, and at the end, because a
         collective has not ended [s].
-    exposed_time : array
+    communication_idle_time : array
         The part of that time with a collective of this rank in flight [s].
     contention_time : array
         How much longer each operation takes because of collectives beside it: on a device, its
@@ -103,7 +103,7 @@ class RankTimeline:
     issued: Array
     arrival_wait_time: Array
     stream_wait_time: Array
-    exposed_time: Array
+    communication_idle_time: Array
     contention_time: Array
     host_time: float
     added: UnsimulatedTime
@@ -137,7 +137,7 @@ class RankTimeline:
         that other ranks join late. Without them, the iteration would still take as long as the host
         does: only what is longer counts as waiting for others, and the rest as time of the host.
         """
-        wait_time = float((self.stream_wait_time - self.exposed_time).sum())
+        wait_time = float((self.stream_wait_time - self.communication_idle_time).sum())
         if self.device:
             time_without_others = self.host_time
             time_of_others = max(self.simulated_period - time_without_others, 0.0)
@@ -406,13 +406,13 @@ class _StreamWaits(NamedTuple):
     ----------
     positions : array of int
         Operation that each comes before [-].
-    times, exposed : array
+    times, with_communication : array
         How long it takes, and for how long of it a collective is in flight [s].
     """
 
     positions: np.ndarray
     times: Array
-    exposed: Array
+    with_communication: Array
 
 
 class CollectivesBeside:
@@ -879,7 +879,9 @@ class Timeline:
             issued=launched,
             arrival_wait_time=arrival_wait_time,
             stream_wait_time=np.bincount(waits.positions, waits.times, count).astype(float),
-            exposed_time=np.bincount(waits.positions, waits.exposed, count).astype(float),
+            communication_idle_time=np.bincount(
+                waits.positions, waits.with_communication, count
+            ).astype(float),
             contention_time=placed.contention_time,
             host_time=float(rank.host.sum() + rank.launch_interval.sum()),
             added=self.added,
@@ -957,12 +959,12 @@ class Timeline:
         begins = np.maximum(segments.stream_free[is_waiting], arrived[awaited] - shift)
         ends = np.maximum(begins, in_flight[awaited, 1] - shift)
         times = ends - begins
-        exposed = times
+        with_communication = times
         if of_previous.any():
             in_flight = np.concatenate([in_flight, in_flight - self.period])
         if len(awaited):
-            exposed = measure_overlap(in_flight, begins, ends)
-        return _StreamWaits(segments.first[is_waiting], times, exposed)
+            with_communication = measure_overlap(in_flight, begins, ends)
+        return _StreamWaits(segments.first[is_waiting], times, with_communication)
 
 
 def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.0) -> Timeline:
