@@ -900,7 +900,7 @@ class ShardingResult(Tabular):
         batch = problem.costs.workload.batch
         share = f"{batch // self.plan.ranks:,} a rank"
         inputs = f"  batch {batch:,} ({share}); {counts}"
-        lines = [repr(self), inputs, self._explain_inputs()]
+        lines = [self.headline(), inputs, self._explain_inputs()]
         lines += self._explain_limits()
         for name, time in price.parts.items():
             lines.append(f"  {time / price.time:6.1%}  {format_time(time):>9}  {name}")
