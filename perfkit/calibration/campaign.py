@@ -39,6 +39,7 @@ from perfkit.measure.launchers import LaunchedRanks, launched_ranks
 from perfkit.measure.leader import Leader, lead
 from perfkit.measure.machine import count_cores, describe_machine, list_versions
 from perfkit.measure.processes import MeasurementError, check_processors
+from perfkit.measure.progress import Progress, follow_progress
 from perfkit.measure.records import MeasuredRank, write_measurements
 from perfkit.measure.samples import MODELS, Sample, draw_check
 from perfkit.platform.gallery import Named, find_similar, load_platform
@@ -93,7 +94,8 @@ def calibrate(
     nccl_logs: str | Path | Sequence[str | Path] | None = None,
     partial: bool = False,
     rehearse: bool = False,
-    progress: bool = True,
+    stop_early: bool = False,
+    progress: bool | Progress = True,
 ) -> Platform:
     """Calibrate this machine: measure, fit, and return the platform.
 
@@ -128,8 +130,12 @@ def calibrate(
     rehearse : bool
         For GPUs: whether to go the whole way without one. All ranks meet and exchange, and the
         answers are those that the base predicts, so the platform says nothing about this machine.
-    progress : bool
-        Whether to show a bar for each stage.
+    stop_early : bool
+        Whether to measure a CPU in about half the time: fewer sizes of kernels, and no more
+        iterations of a family once more of them would move predictions by less than 3.5 %, see
+        `perfkit.calibration.stopping`.
+    progress : bool or Progress
+        Whether to say which part runs, with a bar for each, and what it found.
 
     Returns
     -------
@@ -148,6 +154,7 @@ def calibrate(
     check_choice("models", models, MODELS)
     check_type("partial", partial, bool)
     check_type("rehearse", rehearse, bool)
+    check_type("stop_early", stop_early, bool)
     if partial and nccl_logs is None:
         raise ValueError("partial is True; it is for logs of nccl-tests, which nccl_logs names")
     if rehearse and (device != "cuda" or base is None):
@@ -156,7 +163,12 @@ def calibrate(
             "name base, such as base='h100-sxm-8'"
         )
     if device == "cuda":
-        for argument, given in (("quick", quick), ("models", models != "standard")):
+        given_for_cpus = (
+            ("quick", quick),
+            ("stop_early", stop_early),
+            ("models", models != "standard"),
+        )
+        for argument, given in given_for_cpus:
             if given:
                 raise ValueError(
                     f"{argument} is given; it says what to measure on a CPU, and GPUs have one plan; leave "
@@ -181,14 +193,19 @@ def calibrate(
             quick=quick,
             models=models,
             rehearse=rehearse,
-            progress=progress,
+            stop_early=stop_early,
+            progress=follow_progress(progress),
         )
         platform = _calibrate_by_measuring(options, target)
     else:
         name = None if target is None else target.stem
         if nccl_logs is not None:
             platform = assemble_sources(
-                base, name=name, nccl_logs=nccl_logs, partial=partial, progress=progress
+                base,
+                name=name,
+                nccl_logs=nccl_logs,
+                partial=partial,
+                progress=follow_progress(progress).shown,
             )
         elif traces is not None:
             platform = calibrate_traces(traces, base, name)
@@ -231,7 +248,8 @@ class _Options:
     quick: bool
     models: str
     rehearse: bool
-    progress: bool
+    stop_early: bool
+    progress: Progress
 
 
 def _calibrate_by_measuring(options: _Options, target: Path | None) -> Platform:
@@ -263,15 +281,19 @@ def _measure_and_fit(options: _Options, target: Path | None, leader: Leader | No
         campaign, measured = _measure_gpus(options, ranks, target, raw_file, leader)
         raw = write_cluster(measured)
     else:
-        about = ("calibrate", options.device, ranks, options.quick, options.models)
-        campaign = open_campaign(*about, progress=options.progress)
+        about = ["calibrate", options.device, ranks, options.quick, options.models]
+        if options.stop_early:
+            about.append("stop_early")
+        campaign = open_campaign(*about, progress=options.progress.shown)
         raw = write_measurements(
             measure_platform(
                 campaign=campaign,
                 ranks=ranks,
                 quick=options.quick,
                 models=options.models,
+                stop_early=options.stop_early,
                 leader=leader,
+                progress=options.progress,
             )
         )
     if target is not None:
@@ -314,9 +336,9 @@ def _measure_gpus(
     where = resize_base(base, local, ranks // local)
     about = ("calibrate", "cuda", where.to_toml(), local, ranks, options.rehearse)
     if leader is not None and target is not None:
-        campaign = open_campaign_beside(target, *about, progress=options.progress)
+        campaign = open_campaign_beside(target, *about, progress=options.progress.shown)
     else:
-        campaign = open_campaign(*about, progress=options.progress)
+        campaign = open_campaign(*about, progress=options.progress.shown)
     measured = measure_cluster(
         "cuda",
         where,
@@ -335,7 +357,7 @@ def check(
     models: str = "standard",
     samples: Sequence[Sample] | None = None,
     seconds: float = 0.8,
-    progress: bool = True,
+    progress: bool | Progress = True,
 ) -> Comparison:
     """Predict random configurations that calibration never saw, measure them, and compare.
 
@@ -351,8 +373,8 @@ def check(
         Configurations to take instead of drawing them.
     seconds : float
         Time for each configuration and pass; there are two passes [s].
-    progress : bool
-        Whether to show a progress bar.
+    progress : bool or Progress
+        Whether to show a progress bar; one with parts has a part ``check``.
 
     Returns
     -------
@@ -382,7 +404,8 @@ def check(
     # before measuring anything
     predictions = [predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen]
     about = [(s.name, s.describe(), s.ranks) for s in chosen]
-    campaign = open_campaign("check", where.name, seed, about, progress=progress)
+    told = follow_progress(progress)
+    campaign = open_campaign("check", where.name, seed, about, progress=told.shown)
     measured = measure_samples(
         campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2
     )

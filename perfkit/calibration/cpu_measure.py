@@ -1,24 +1,34 @@
 """Measure what a platform of CPUs is fitted to: the second step of a calibration.
 
-`measure_platform` is the table of contents: collectives, working sets, kernels and iterations, as
-many as `perfkit.calibration.cpu_plan` says. Every measurement runs in processes of its own. What it
+`measure_platform` is the table of contents: working sets, kernels, collectives and iterations, as
+many as `perfkit.calibration.cpu_plan` says, and as `perfkit.calibration.stopping` needs. Every measurement runs in processes of its own. What it
 returns is fitted by `perfkit.calibration.fit`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from perfkit.calibration.cpu_plan import CpuPlan, plan_cpu
+from perfkit.calibration.cpu_plan import CpuPlan, list_parts, plan_cpu
+from perfkit.calibration.findings import (
+    describe_collectives,
+    describe_iterations,
+    describe_kernels,
+    describe_memory,
+    describe_moves,
+)
+from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.fit_caches import find_caches
+from perfkit.calibration.stopping import list_moving_families
 from perfkit.measure.folders import Campaign
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.leader import Leader
 from perfkit.measure.machine import describe_machine, gather_facts, list_versions
 from perfkit.measure.processes import run_processes
+from perfkit.measure.progress import Progress
 from perfkit.measure.records import (
     LEAST_CORE_SHARE,
     CollectiveSamples,
@@ -224,7 +234,9 @@ def measure_platform(
     ranks: int = 1,
     quick: bool = False,
     models: str = "standard",
+    stop_early: bool = False,
     leader: Leader | None = None,
+    progress: Progress | None = None,
 ) -> MachineMeasurements:
     """Measure all that a CPU platform is fitted to: kernels, collectives and small iterations.
 
@@ -238,8 +250,12 @@ def measure_platform(
         Whether to take fewer sizes and iterations.
     models : str
         One of `perfkit.measure.samples.MODELS`.
+    stop_early : bool
+        Whether to take fewer sizes, and to stop measuring iterations when their fit no longer moves.
     leader : Leader, optional
         Leads the ranks of a launcher.
+    progress : Progress, optional
+        Says what runs and what it found; by default nothing is said.
 
     Returns
     -------
@@ -251,34 +267,34 @@ def measure_platform(
     MeasurementError
         If a measuring process fails.
     """
-    plan = plan_cpu(ranks=ranks, quick=quick, models=models)
+    plan = plan_cpu(ranks=ranks, quick=quick, models=models, stop_early=stop_early)
+    progress = progress or Progress(shown=False)
+    progress.plan(list_parts(plan, ranks))
     facts = gather_facts()
-    collectives = []
-    if ranks > 1:
-        collectives = measure_collectives(
-            campaign, ranks=ranks, seconds=plan.collective_seconds, leader=leader
-        )
+    progress.begin("memory")
     ladder = _measure_ladder(campaign, plan, facts["free_memory"].value or LARGEST)
+    progress.end(describe_memory(ladder))
+    progress.begin("kernels")
     kernels = measure_kernels(
         campaign,
         density=plan.kernel_density,
         seconds=plan.kernel_seconds,
         cache=_find_last_cache(ladder),
     )
-    measured = measure_samples(
-        campaign,
-        plan.samples,
-        device="cpu",
-        seconds=plan.iteration_seconds,
-        operations=plan.timed_operations,
-    )
+    progress.end(describe_kernels(kernels))
+    collectives = []
+    if ranks > 1:
+        progress.begin("collectives")
+        collectives = measure_collectives(
+            campaign, ranks=ranks, seconds=plan.collective_seconds, leader=leader
+        )
+        progress.end(describe_collectives(collectives))
     machine, versions = describe_machine(), list_versions()
-    day = campaign.day
-    return MachineMeasurements(
-        id=f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
+    measurements = MachineMeasurements(
+        id=_name_measurements(machine, versions, ranks, campaign.day),
         device="cpu",
         ranks=ranks,
-        date=day,
+        date=campaign.day,
         ranks_per_node=leader.launched.ranks_per_node if leader else ranks,
         machine=machine,
         versions=versions,
@@ -286,8 +302,57 @@ def measure_platform(
         ladder=ladder,
         kernels=kernels,
         collectives=collectives,
-        iterations=[_keep_first_pass(row) for row in measured],
+        iterations=[],
     )
+    progress.begin("iterations")
+    iterations = _measure_rounds(campaign, plan, measurements, progress)
+    # the oldest measurement in use may be an iteration
+    return replace(
+        measurements,
+        id=_name_measurements(machine, versions, ranks, campaign.day),
+        date=campaign.day,
+        iterations=iterations,
+    )
+
+
+def _name_measurements(
+    machine: Mapping[str, str], versions: Mapping[str, str], ranks: int, day: str
+) -> str:
+    """What measurements are called where they are a source."""
+    return f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}"
+
+
+def _measure_rounds(
+    campaign: Campaign, plan: CpuPlan, measurements: MachineMeasurements, progress: Progress
+) -> list[MeasuredIteration]:
+    """Time iterations, round by round; families whose fit no longer moves are left out of later
+    rounds, if the plan says so."""
+    moving = {sample.family for sample in plan.samples}
+    iterations: list[MeasuredIteration] = []
+    for number, samples in enumerate(plan.rounds):
+        chosen = [sample for sample in samples if sample.family in moving]
+        if not chosen:
+            continue
+        measured = measure_samples(
+            campaign,
+            chosen,
+            device="cpu",
+            seconds=plan.iteration_seconds,
+            operations=plan.timed_operations,
+        )
+        iterations += [_keep_first_pass(row) for row in measured]
+        if not plan.stops_early:
+            continue
+        context = fit_platform(replace(measurements, iterations=iterations)).context
+        moves = list_moving_families(context, plan.samples)
+        moving = set(moves)
+        is_last = number == len(plan.rounds) - 1
+        if is_last or not moving:
+            progress.end(describe_iterations(context, len(iterations)))
+            return iterations
+        progress.tell(f"  {describe_moves(moves, len(iterations))}")
+    progress.end(f"{len(iterations)} configurations")
+    return iterations
 
 
 def _measure_ladder(campaign: Campaign, plan: CpuPlan, free_memory: float) -> list[LadderStep]:

@@ -1,10 +1,17 @@
-"""How much a calibration of a CPU measures: the first step."""
+"""How much a calibration of a CPU measures, and in which order: the first step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfkit.calibration.stopping import plan_rounds
+from perfkit.measure.kernels import draw_cases
+from perfkit.measure.progress import Part
 from perfkit.measure.samples import Sample, draw_calibration
 from perfkit.measure.timing import LARGEST
+
+#: Shares of the full number of sizes of kernels that short and quick calibrations take [-];
+#: docs/formulas.md, table 7.2.
+SHORT_DENSITY, QUICK_DENSITY = 0.4, 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +30,11 @@ class CpuPlan:
         Time for each size of a kernel [s].
     collective_seconds : float
         Time for each operation and size of a collective [s].
-    samples : sequence of Sample
-        Iterations.
+    rounds : sequence of sequence of Sample
+        Iterations, in the order in which they are measured.
+    stops_early : bool
+        Whether a family is left out of later rounds when its fit no longer moves, see
+        `perfkit.calibration.stopping`.
     iteration_seconds : float
         Time for each iteration [s].
     timed_operations : int
@@ -36,12 +46,18 @@ class CpuPlan:
     kernel_density: float
     kernel_seconds: float
     collective_seconds: float
-    samples: Sequence[Sample]
+    rounds: Sequence[Sequence[Sample]]
+    stops_early: bool
     iteration_seconds: float
     timed_operations: int
 
+    @property
+    def samples(self) -> list[Sample]:
+        """All iterations that may be measured."""
+        return [sample for samples in self.rounds for sample in samples]
 
-def plan_cpu(*, ranks: int, quick: bool, models: str) -> CpuPlan:
+
+def plan_cpu(*, ranks: int, quick: bool, models: str, stop_early: bool = False) -> CpuPlan:
     """Plan the calibration of a CPU.
 
     Parameters
@@ -52,6 +68,8 @@ def plan_cpu(*, ranks: int, quick: bool, models: str) -> CpuPlan:
         Whether to take fewer sizes and iterations.
     models : str
         One of `perfkit.measure.samples.MODELS`.
+    stop_early : bool, optional
+        Whether to take fewer sizes, and to stop measuring iterations when their fit no longer moves.
 
     Returns
     -------
@@ -59,16 +77,30 @@ def plan_cpu(*, ranks: int, quick: bool, models: str) -> CpuPlan:
         What `perfkit.calibration.cpu_measure.measure_platform` measures.
     """
     samples = draw_calibration(quick=quick, hybrid=ranks == 2, models=models)
+    rounds = plan_rounds(samples) if stop_early else [samples]
     if quick:
         return CpuPlan(
             largest_working_set=LARGEST / 2,
             memory_share=1 / 8,
-            kernel_density=0.4,
+            kernel_density=QUICK_DENSITY if stop_early else 0.4,
             kernel_seconds=0.015,
             collective_seconds=0.1,
-            samples=samples,
+            rounds=rounds,
+            stops_early=stop_early,
             iteration_seconds=0.3,
             timed_operations=3,
+        )
+    if stop_early:
+        return CpuPlan(
+            largest_working_set=LARGEST,
+            memory_share=1 / 4,
+            kernel_density=SHORT_DENSITY,
+            kernel_seconds=0.02,
+            collective_seconds=0.1,
+            rounds=rounds,
+            stops_early=True,
+            iteration_seconds=0.5,
+            timed_operations=5,
         )
     return CpuPlan(
         largest_working_set=LARGEST,
@@ -76,7 +108,45 @@ def plan_cpu(*, ranks: int, quick: bool, models: str) -> CpuPlan:
         kernel_density=1.0,
         kernel_seconds=0.03,
         collective_seconds=0.2,
-        samples=samples,
+        rounds=rounds,
+        stops_early=False,
         iteration_seconds=0.6,
         timed_operations=5,
     )
+
+
+#: Processor time of a kernel of one size, of an iteration with its process, and of the ladder; and
+#: time of a collective of one size beside its samples [s]; docs/formulas.md, table 7.2.
+KERNEL_SECONDS, ITERATION_SECONDS, LADDER_SECONDS, COLLECTIVE_SECONDS = 0.08, 4.5, 5.0, 0.1
+#: Collectives of all sizes [-].
+_COLLECTIVES = 75
+
+
+def list_parts(plan: CpuPlan, ranks: int) -> list[Part]:
+    """List the parts of a calibration of a CPU, each with the time that it took on one machine.
+
+    Parameters
+    ----------
+    plan : CpuPlan
+        How much is measured.
+    ranks : int
+        Ranks of collectives and parallel iterations [-].
+
+    Returns
+    -------
+    parts : list of Part
+        In the order in which `perfkit.calibration.cpu_measure.measure_platform` measures them.
+    """
+    kernels = len(draw_cases(density=plan.kernel_density))
+    iterations = len(plan.samples)
+    if plan.stops_early:
+        # usually two rounds are enough
+        iterations = sum(len(samples) for samples in plan.rounds[:2])
+    parts = [
+        Part("memory", LADDER_SECONDS * plan.largest_working_set / LARGEST),
+        Part("kernels", KERNEL_SECONDS * kernels),
+    ]
+    if ranks > 1:
+        each = COLLECTIVE_SECONDS + plan.collective_seconds
+        parts.append(Part("collectives", _COLLECTIVES * each))
+    return [*parts, Part("iterations", ITERATION_SECONDS * iterations)]

@@ -54,7 +54,7 @@ def _describe_device(
     peak = max(kernel.sizes["flops"] / kernel.q1 for kernel in kernels if kernel.kind == "gemm")
     if not rates:  # a lower bound: the best rate of a kernel
         rates = [max(count_traffic(kernel) / kernel.q1 for kernel in kernels)]
-    names = [*("L1", "L2", "L3")[3 - len(capacities) :], "DRAM"]
+    names = name_levels(capacities)
     bounds = [0.0, *capacities, np.inf]
     levels = []
     for name, rate, (low, high) in zip(names, rates, pairwise(bounds), strict=True):
@@ -72,6 +72,27 @@ def _describe_device(
     processor = measurements.machine["processor"] + ", one core per rank"
     peaks = {"fp32": _measure(measurements, peak, "FLOP/s")}
     return Device(processor, measurements.device, peaks, tuple(levels))
+
+
+def name_levels(capacities: Sequence[float]) -> list[str]:
+    """Name the levels of the memory.
+
+    Parameters
+    ----------
+    capacities : sequence of float
+        Those of the caches that were found, the smallest first [B].
+
+    Returns
+    -------
+    names : list of str
+        One for each cache, and the main memory.
+
+    Examples
+    --------
+    >>> name_levels([1e6, 3e7])
+    ['L2', 'L3', 'DRAM']
+    """
+    return [*("L1", "L2", "L3")[3 - len(capacities) :], "DRAM"]
 
 
 def _state_memory(measurements: MachineMeasurements) -> Quantity | None:

@@ -38,6 +38,11 @@ _ONE_SOURCE = "another source is named, and one is fitted at a time"
 @click.option("--device", type=click.Choice(("cpu", "cuda")), help="what to measure; default cpu")
 @click.option("--ranks", type=WHOLE, help="ranks that measure collectives; default 2, of GPUs all")
 @click.option("--quick", is_flag=True, help="measure fewer sizes of a CPU, in two to three minutes")
+@click.option(
+    "--stop-early",
+    is_flag=True,
+    help="measure a CPU in about half the time, until its fits no longer move",
+)
 @options.models
 @click.option(
     "--measurements",
@@ -91,6 +96,7 @@ def calibrate_command(
     device: str | None,
     ranks: int | None,
     quick: bool,
+    stop_early: bool,
     models: str | None,
     measurements: str | None,
     from_nccl_logs: str | None,
@@ -123,6 +129,7 @@ def calibrate_command(
             traces=traces or None,
             ranks=ranks,
             quick=quick,
+            stop_early=stop_early,
             models=models,
             partial=partial,
             ranks_per_node=ranks_per_node,
@@ -151,6 +158,7 @@ def calibrate_command(
             device=device,
             ranks=ranks,
             quick=quick,
+            stop_early=stop_early,
             models=models,
             rehearse=rehearse,
         )
@@ -163,6 +171,7 @@ def calibrate_command(
         base=base,
         ranks=ranks,
         quick=quick,
+        stop_early=stop_early,
         measurements=measurements,
         traces=list(traces) or None,
         rehearse=rehearse,

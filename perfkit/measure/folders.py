@@ -26,6 +26,8 @@ LARGEST_KEPT = 2**27
 _UNUSED = 30 * 86400.0
 #: What file systems say that have no locks, such as Lustre mounted without them.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+#: What a progress bar shows: finished processes, and the time so far and left.
+_BAR = "  {desc} {bar:20} {n_fmt} of {total_fmt} processes, {elapsed} so far, {remaining} left{postfix}"
 #: Files that this process has locked, with the descriptor of the lock. A program that left a
 #: campaign by an error can open it again.
 _HELD: dict[Path, int] = {}
@@ -99,7 +101,7 @@ class Campaign:
 
         results = {}
         with tqdm(
-            jobs.items(), desc=stage, disable=not self.progress, unit="group", leave=True
+            jobs.items(), desc=stage, disable=not self.progress, bar_format=_BAR, leave=False
         ) as bar:
             for key, job in bar:
                 name = f"{stage}.{key}"
