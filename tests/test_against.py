@@ -161,3 +161,26 @@ def test_only_transformers_with_a_level_tell_of_published_steps(predicted: pk.Pr
 def test_what_is_no_measurement_is_refused(predicted: pk.Prediction, measured: object) -> None:
     with pytest.raises(ValueError, match="measured is"):
         predicted.against(measured)  # type: ignore[arg-type]
+
+
+def test_one_run_corrects_the_platform(predicted: pk.Prediction) -> None:
+    deviation = predicted.against(1.25 * predicted.time)
+    with keep_quiet():
+        again = pk.predict(predicted.workload, deviation.correct(), ranks=8)
+        other = pk.Transformer.bert("bert-base", batch=32, sequence=512, dtype="bf16")
+        before = pk.predict(other, "a100-sxm-8", ranks=8)
+        after = pk.predict(other, deviation.correct(), ranks=8)
+    assert again.time == pytest.approx(deviation.measured.seconds, rel=1e-9)
+    assert after.time == pytest.approx(1.25 * before.time, rel=1e-9)
+    assert "all resources x 0.80" in deviation.explain()
+    another = pk.MeasuredStep(seconds=1.0, ranks=16)
+    with pytest.raises(ValueError, match="not of the same run: ranks is 16"):
+        predicted.against(another).correct()
+
+
+def test_a_measured_time_may_have_its_unit(predicted: pk.Prediction) -> None:
+    for measured in ("44ms", "0.044", 0.044):
+        assert predicted.against(measured).measured.seconds == 0.044
+        assert pk.compare(predicted, measured).ratio == pytest.approx(0.044 / predicted.time)
+    with pytest.raises(ValueError, match=r"measured is 'soon'; .*units s, ms.*such as '8h'"):
+        predicted.against("soon")

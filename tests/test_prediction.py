@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from benchmarks.helpers.eager import EagerDLRM
 from perfkit.fitting import Fit, Iteration
-from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.estimates import ExtrapolationWarning, keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
@@ -567,3 +567,22 @@ def test_a_prediction_on_one_rank_imports_nothing_of_exchanges() -> None:
     on_one_rank, missing_on_eight = done.stdout.splitlines()
     assert on_one_rank == "[]"
     assert missing_on_eight == "[]", "where ranks exchange something, they are imported"
+
+
+def test_figures_by_other_names_are_answered_with_ours() -> None:
+    with keep_quiet():
+        r = predict("bert-base", "a100-sxm-8", loading="10ms")
+    assert not hasattr(r, "tokens_per_s")
+    for name, said in (
+        ("confidence_interval", r"take interval\(0\.8\)"),
+        ("tokens_per_s", r"take throughput\['tokens'\]"),
+        ("nonsense", "has no attribute 'nonsense'"),
+    ):
+        with pytest.raises(AttributeError, match=said):
+            getattr(r, name)
+    with pytest.raises(ValueError, match="did you mean price_per_gpu_hour="):
+        r.cost(price=2.5)
+    with pytest.raises(
+        ValueError, match=r"price_per_gpu_hour is missing; .*cost\(2\.5, tokens=1e6\)"
+    ):
+        r.cost(tokens=1e9)

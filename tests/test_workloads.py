@@ -824,3 +824,14 @@ def test_shards_in_another_format_than_their_gradients_are_held_beside_them() ->
     )
     of_ends = (50304 + 1024 + 2) * 768  # words, positions, and the last norm
     assert in_bf16 - in_fp32 == pytest.approx(2 * of_ends / 8, rel=1e-3)
+
+
+def test_names_that_others_use_are_answered_with_ours() -> None:
+    for words in (("llama-3-8b",), ("llama-3-8b", True)):
+        with pytest.raises(ValueError, match=r"take Transformer\.preset\('llama-3-8b', batch=8\)"):
+            Transformer(*words)
+    with pytest.raises(ValueError, match=r"Transformer\.from_config\(path\) for a config\.json"):
+        Transformer(name="my-model", batch=8)
+    with pytest.raises(ValueError, match=r"strategy=Strategy\(zero=3\) of predict"):
+        Transformer.preset("bert-base", zero=3)
+    assert Transformer.preset("bert-base", parallel="zero3").parallel == "fsdp"

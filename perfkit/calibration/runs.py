@@ -287,7 +287,8 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
     where, rows = load_platform(platform), _read(runs, model)
     if len(rows) < _FEWEST:
         raise ValueError(
-            f"runs are {len(rows)}; fit at least {_FEWEST}, of which some differ in strategy"
+            f"runs are {len(rows)}; fit at least {_FEWEST}, of which some differ in strategy; a single one corrects a "
+            "platform by predict(...).against(seconds).correct()"
         )
     logs = np.log([check_positive("seconds", row.get("seconds")) for row in rows])
     widths = _find_widths(where, model.dtype)

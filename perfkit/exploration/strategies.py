@@ -12,7 +12,7 @@ import numpy as np
 
 from perfkit.exploration.recomputation import list_cheapest_checkpoints
 from perfkit.ground.forks import check_threads
-from perfkit.ground.quantities import check_seconds
+from perfkit.ground.quantities import check_bytes, check_seconds
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_notes
 from perfkit.ground.units import (
     Array,
@@ -348,7 +348,7 @@ def explore(
     platform: Named,
     ranks: int | Sequence[int] | None = None,
     *,
-    memory: float | None = None,
+    memory: float | str | None = None,
     strategies: Sequence[Any] | None = None,
     execution: str | None = None,
     stack: str | Stack | None = None,
@@ -365,8 +365,8 @@ def explore(
     ranks : int or sequence of int, optional
         Ranks that take part, or several counts to choose from; by default those of `strategies`
         [-].
-    memory : float, optional
-        What a rank may use, with the reserve of its process (of a DLRM without); by default all memory
+    memory : float or str, optional
+        What a rank may use, also with its unit, such as ``40GB``, with the reserve of its process (of a DLRM without); by default all memory
         of the device. If it is given, a search also tries what to compute again: parts of layers, by
         operation, and as few layers of each chunk as possible, see `Strategy.checkpoint` [B].
     strategies : sequence of Strategy or Plan, optional
@@ -421,8 +421,10 @@ def explore(
     where = load_platform(platform)
     counts = _read_counts(ranks, strategies, where)
     room = Room.of_device(where.memory_of_rank)
+    stated = None
     if memory is not None:
-        room = Room.stated(check_positive("memory", memory))
+        stated = check_bytes("memory", memory)
+        room = Room.stated(stated)
 
     # 1. Price what the model and its batch can be divided by.
     if isinstance(model, DLRM):
@@ -449,7 +451,7 @@ def explore(
         raise _refuse_memory(
             priced,
             room,
-            memory,
+            stated,
             asked,
             _advise(model, where, priced, room, execution, stack),
         )

@@ -54,6 +54,42 @@ def read_quantity(text: str, units: Mapping[str, float]) -> float | None:
     return float(written["number"]) * units[written["unit"]]
 
 
+def check_bytes(name: str, value: Any) -> float:
+    """Return a size in bytes, or raise an error that says what is allowed.
+
+    Parameters
+    ----------
+    name : str
+        Name of the argument [-].
+    value : float or str
+        The size [B], or a text with its unit, such as ``80GB``.
+
+    Returns
+    -------
+    nbytes : float
+        The same size [B].
+
+    Raises
+    ------
+    ValueError
+        For a text that is no size, and as `perfkit.ground.units.check_positive` does.
+
+    Examples
+    --------
+    >>> check_bytes("memory", "40GB"), check_bytes("memory", 16e9)
+    (40000000000.0, 16000000000.0)
+    """
+    if not isinstance(value, str):
+        return float(check_positive(name, value))
+    nbytes = read_quantity(value, BYTES)
+    if nbytes is None:
+        raise ValueError(
+            f"{name} is {show(value)}; it must be bytes, or a size with one of the units {', '.join(BYTES)}, such as "
+            "'80GB'"
+        )
+    return float(check_positive(name, nbytes))
+
+
 def check_seconds(name: str, value: Any, *, zero: bool = False) -> float:
     """Return a time in seconds, or raise an error that says what is allowed.
 

@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfkit.ground.quantities import check_seconds
 from perfkit.ground.results import Sections, Table, Tabular
 from perfkit.ground.units import (
-    check_positive,
     format_bytes,
     format_count,
     format_interval,
@@ -21,9 +21,12 @@ from perfkit.models.kernels import capped_clock
 from perfkit.platform.datasheets import find_datasheet
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import is_same_device
-from perfkit.platform.whatif import LEAST_POWER
+from perfkit.platform.whatif import LEAST_POWER, list_resources
 from perfkit.readers.measured_steps import MeasuredStep
 from perfkit.readers.training_logs import TrainingLog
+
+if TYPE_CHECKING:
+    from perfkit.platform.platform import Platform
 
 #: Least elasticity of a resource that is named as a cause [-]: below it no believable speed explains
 #: anything.
@@ -113,6 +116,35 @@ class Deviation(Tabular):
             )
         return tuple(found)
 
+    def correct(self) -> "Platform":
+        """The platform corrected by this one run: all resources are as much slower or faster as the run was.
+
+        Returns
+        -------
+        platform : Platform
+            On it the same iteration takes the measured time, and every other one so many times as long as
+            before. One run does not tell which resource it was; several that differ do, see `perfkit.tune`.
+
+        Raises
+        ------
+        ValueError
+            For a measurement of another run, see `mismatches`, and for an iteration that waits for data.
+
+        Notes
+        -----
+        A scale on all resources, see `Platform.with_scale`. Intervals are as wide as those of a platform with other
+        resources. Transfers to and from the host are unchanged, so that the time may differ by their share.
+        """
+        if self.mismatches:
+            raise ValueError(f"the measurement is not of the same run: {self.mismatches[0]}")
+        if self.prediction.causes.loading > 0:
+            raise ValueError(
+                "the iteration waits for its data loader, which tells nothing of the platform; predict and measure it "
+                "without loading="
+            )
+        platform = self.prediction.platform
+        return platform.with_scale(**dict.fromkeys(list_resources(platform), 1 / self.ratio))
+
     def table(self) -> Table:
         """How fast each resource would have to be to explain the measurement alone.
 
@@ -177,6 +209,11 @@ class Deviation(Tabular):
             lines.append(self._compare_memory(self.measured.memory))
         if not self.is_inside:
             lines += self._list_explanations()
+        if not self.mismatches and self.prediction.causes.loading == 0:
+            lines.append(
+                f"  this run corrects the platform: correct() has all resources x {1 / self.ratio:.2f}; one run does not "
+                "tell which it was"
+            )
         return "\n".join(lines)
 
     def _compare_memory(self, reported: float) -> str:
@@ -292,8 +329,8 @@ def read_measured(measured: Any) -> MeasuredStep:
 
     Parameters
     ----------
-    measured : float or MeasuredStep or TrainingLog
-        Time of an iteration [s], a record, or a log.
+    measured : float or str or MeasuredStep or TrainingLog
+        Time of an iteration [s], also as text with its unit, a record, or a log.
 
     Returns
     -------
@@ -307,16 +344,16 @@ def read_measured(measured: Any) -> MeasuredStep:
 
     Examples
     --------
-    >>> read_measured(10.5).seconds
-    10.5
+    >>> read_measured(10.5).seconds, read_measured("44ms").seconds
+    (10.5, 0.044)
     """
     if isinstance(measured, TrainingLog):
         return measured.summary
     if isinstance(measured, MeasuredStep):
         return measured
-    if read_number(measured) is None:
+    if not isinstance(measured, str) and read_number(measured) is None:
         raise ValueError(
-            f"measured is {show(measured)}; it must be the seconds of an iteration, or what "
-            "pk.read_training_log read"
+            f"measured is {show(measured)}; it must be the seconds of an iteration, a time with its unit, such as "
+            "'44ms', or what pk.read_training_log read"
         )
-    return MeasuredStep(seconds=check_positive("measured", measured))
+    return MeasuredStep(seconds=check_seconds("measured", measured))

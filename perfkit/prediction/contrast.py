@@ -16,6 +16,8 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.ranks import Workload
 from perfkit.prediction.result import Prediction
+from perfkit.readers.measured_steps import MeasuredStep
+from perfkit.readers.training_logs import TrainingLog
 from perfkit.workloads.placement import Plan
 
 #: Examples of matrix products: a large square, a feed-forward layer of BERT-large on 4,096 tokens,
@@ -201,7 +203,8 @@ def compare(
         Platforms, names of the gallery or files: their datasheets, kernels, collectives and, with a
         workload, whole iterations. Workloads or plans: both are predicted on `platform`.
         Predictions, priced plans or results of `shard`: their time and its parts. Traces, or a
-        trace and a prediction: see `Trace.compare`.
+        trace and a prediction: see `Trace.compare`. A prediction and a measured time, such as 10.5 or
+        ``44ms``, or a training log: see `Prediction.against`.
     workload : Workload, optional
         An iteration to predict on both platforms, or with both plans.
     ranks : int, optional
@@ -213,7 +216,7 @@ def compare(
     Returns
     -------
     comparison : PlatformComparison
-        Table and chart; of a trace, a table.
+        Table and chart; of a trace, a table; of a measured time a `Deviation`.
 
     Raises
     ------
@@ -224,6 +227,8 @@ def compare(
     # a recorded trace; objects of other packages, such as decimals, have a method of this name too
     if hasattr(a, "compare") and hasattr(a, "sections") and not hasattr(a, "prediction"):
         return a.compare(b)
+    if isinstance(a, Prediction) and isinstance(b, int | float | str | MeasuredStep | TrainingLog):
+        return a.against(b)
     if not all(isinstance(each, Platform | str | Path) for each in (a, b)):
         sides = (
             _predict_side(a, workload, platform, ranks),

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.fitting import Iteration
-from perfkit.ground.units import check_positive, check_type, format_time, rank_largest
+from perfkit.ground.quantities import check_seconds
+from perfkit.ground.units import check_type, format_time, rank_largest
 from perfkit.platform.datasheets import note_large_node
 from perfkit.platform.estimates import check_time, warn_once
 from perfkit.platform.gallery import load_platform
@@ -157,7 +158,7 @@ def predict(
     plan: Plan | None = None,
     slowdown: Mapping[int, float] | None = None,
     execution: str | None = None,
-    loading: float = 0.0,
+    loading: float | str = 0.0,
     strategy: Strategy | None = None,
     stack: str | Stack | None = None,
 ) -> Prediction:
@@ -181,9 +182,9 @@ def predict(
         ``eager``; ``compiled``, which merges element-wise work of the forward and backward pass
         into fewer kernels; or ``graphs``, where the host launches all kernels of a GPU at once. As
         recorded, unless given: mostly eager.
-    loading : float, optional
-        Time of a rank's data loader for the batch of an iteration, while the iteration before runs
-        [s].
+    loading : float or str, optional
+        Time of a rank's data loader for the batch of an iteration, while the iteration before runs, also with
+        its unit, such as ``10ms`` [s].
     strategy : Strategy, optional
         How ranks share a Transformer; it replaces what the Transformer says of sharing, checkpoints
         and micro-batches, with a warning where it leaves at its default what the Transformer states.
@@ -216,7 +217,7 @@ def predict(
     machine = platform if isinstance(platform, Platform) else load_platform(platform)
     if slowdown is not None:
         check_type("slowdown", slowdown, Mapping)
-    loading_time = check_positive("loading", loading, zero=True)
+    loading_time = check_seconds("loading", loading, zero=True)
     if isinstance(workload, RecordedLoop):
         workload = workload.graph
 
@@ -284,7 +285,7 @@ def predict(
         plan=plan,
         slowdown=slowdown,
         execution=execution,
-        loading=loading,
+        loading=loading_time,
         strategy=strategy,
         stack=stack,
     )

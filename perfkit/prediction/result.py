@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, NoReturn, overload
 
 from perfkit.fitting import Iteration
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell, write_notes
@@ -64,6 +64,20 @@ _MEANT = {
     "checkpoint_interval": "interval=",
     "price": "price_per_gpu_hour=",
     "deadline": "start=, and chance_by(date) of what cost(mtbf=...) returns",
+}
+#: Figures that people ask a `Prediction` for by other names, and what they are called.
+_OTHER_NAMES = {
+    "confidence_interval": "interval(0.8), the range that holds the measured time in 80 % of all cases",
+    "step_time": "time, in seconds",
+    "iteration_time": "time, in seconds",
+    "tokens_per_s": "throughput['tokens']",
+    "tokens_per_second": "throughput['tokens']",
+    "samples_per_s": "throughput['samples']",
+    "samples_per_second": "throughput['samples']",
+    "images_per_s": "throughput['images']",
+    "memory_bytes": "memory().total, in bytes",
+    "peak_memory": "memory().total, in bytes",
+    "table": "breakdown(), operations() or modules()",
 }
 #: Least share of the time that a report says a faster resource to bring [-].
 _TELLING_GAIN = 0.001
@@ -144,6 +158,12 @@ class Prediction(Tabular):
     stack: Stack
     _timeline: Timeline = field(repr=False)
     _repredict: Callable[[Platform], "Prediction"] = field(repr=False)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say what a figure is called here that has another name elsewhere."""
+        if name in _OTHER_NAMES:
+            raise AttributeError(f"a Prediction has no {name}; take {_OTHER_NAMES[name]}")
+        raise AttributeError(f"'Prediction' object has no attribute {name!r}")
 
     @property
     def level(self) -> Iteration | None:
@@ -452,7 +472,7 @@ class Prediction(Tabular):
 
     def cost(
         self,
-        price_per_gpu_hour: float,
+        price_per_gpu_hour: float | None = None,
         power: float = 0.0,
         epochs: float = 1.0,
         *,
@@ -471,7 +491,7 @@ class Prediction(Tabular):
         Parameters
         ----------
         price_per_gpu_hour : float
-            Price of one rank for an hour, in any currency [1/h].
+            Price of one rank for an hour, in any currency; 0 counts hours alone [1/h].
         power : float, optional
             Power of one rank, with its share of the node and the cooling [W].
         epochs : float, optional
@@ -511,7 +531,7 @@ class Prediction(Tabular):
         Raises
         ------
         ValueError
-            For no amount, several, or one that the workload does not have; for checkpoints without
+            For no price; for no amount, several, or one that the workload does not have; for checkpoints without
             `mtbf`; if failures come faster than the job restarts.
 
         Warns
@@ -520,11 +540,17 @@ class Prediction(Tabular):
             If the run does not fit into the memory of a rank: what it would cost is said all the same.
         """
         units = ", ".join(self.throughput)
-        if not amount:
-            raise ValueError(f"the amount is missing; give one of {units}, as in samples=1e6")
         unknown = [unit for unit in amount if unit not in self.throughput]
         if unknown:
             _refuse_argument(unknown[0], self.throughput)
+        if not amount:
+            raise ValueError(f"the amount is missing; give one of {units}, as in samples=1e6")
+        if price_per_gpu_hour is None:
+            unit = next(iter(amount))
+            raise ValueError(
+                "price_per_gpu_hour is missing; give the price of a rank for an hour, as in "
+                f"cost(2.5, {unit}=1e6); 0 counts hours alone"
+            )
         if len(amount) > 1:
             raise ValueError(f"amounts are {', '.join(amount)}; give one of {units}")
         [(unit, count)] = amount.items()
@@ -591,18 +617,31 @@ class Prediction(Tabular):
         """
         return uncertainty.find_sensitivity(self, swing)
 
-    def against(self, measured: "float | MeasuredStep | TrainingLog") -> "Deviation":
+    def against(self, measured: "float | str | MeasuredStep | TrainingLog") -> "Deviation":
         """Set a measured iteration beside the prediction.
 
         Parameters
         ----------
-        measured : float or MeasuredStep or TrainingLog
-            Time of an iteration [s], or what `perfkit.read_training_log` read.
+        measured : float or str or MeasuredStep or TrainingLog
+            Time of an iteration [s], as text with its unit, such as ``44ms``; or what `perfkit.read_training_log`
+            read.
 
         Returns
         -------
         deviation : Deviation
             How far it is, whether inside the interval, and what could explain it.
+
+        Raises
+        ------
+        ValueError
+            For anything else.
+
+        Examples
+        --------
+        >>> import perfkit as pk
+        >>> r = pk.predict(pk.Transformer.bert("bert-base", batch=2, sequence=128), "zen3-2")
+        >>> r.against("20s").is_inside
+        False
         """
         from perfkit.prediction.against import Deviation, read_measured
 
@@ -772,12 +811,14 @@ class Prediction(Tabular):
             if name != "iterations" or len(self.throughput) == 1:
                 words.append(f"{write_cell('', rate, None)} {name}/s")
         if "tokens" in self.throughput and self.ranks > 1:
-            of_rank = write_cell("", self.throughput["tokens"] / self.ranks, None)
+            of_rank = f"{self.throughput['tokens'] / self.ranks:,.0f}"
             rank = "a rank" if self.platform.device.kind == "cpu" else "a GPU"
             words[-1] += f" ({of_rank} {rank})"
         if self.mfu:
             words.append(f"MFU {self.mfu:.1%}")
-        return ", ".join([*words, f"{self.memory()}"])
+        if self.fits is not False:  # else the first line says it
+            words.append(f"{self.memory()}")
+        return ", ".join(words)
 
     @property
     def _described(self) -> str:

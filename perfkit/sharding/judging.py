@@ -132,7 +132,7 @@ def judge_plan(
     plan: Any,
     *,
     ranks: int | None = None,
-    memory: float | None = None,
+    memory: float | str | None = None,
     objective: str = "iteration",
     seconds: float = 1.0,
     steps: int | None = None,
@@ -159,7 +159,7 @@ def judge_plan(
     ranks : int, optional
         Number of ranks, for plans that do not say it; by default those of the tables that are on every
         rank, else all of the platform [-].
-    memory : float, optional
+    memory : float or str, optional
         Memory of a rank; by default that of the platform's device [B].
     objective : str, optional
         ``iteration`` or ``additive``, see `shard`.

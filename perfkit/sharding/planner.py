@@ -84,7 +84,7 @@ def price_plan(
     plan: Any,
     *,
     ranks: int | None = None,
-    memory: float | None = None,
+    memory: float | str | None = None,
     objective: str = "iteration",
     inputs: str = "local",
     min_columns: Any = MIN_COLUMNS,
@@ -105,7 +105,7 @@ def price_plan(
     ranks : int, optional
         Number of ranks, for plans that do not say it; by default those of the tables that are on every
         rank, else all of the platform [-].
-    memory : float, optional
+    memory : float or str, optional
         Memory of a rank; by default that of the platform's device [B].
     objective : str, optional
         ``iteration`` or ``additive``.
@@ -211,7 +211,7 @@ def shard(
     platform: Platform | str | Path,
     *,
     ranks: int | None = None,
-    memory: float | None = None,
+    memory: float | str | None = None,
     objective: str = "iteration",
     seconds: float = 1.0,
     steps: int | None = None,
@@ -238,7 +238,7 @@ def shard(
         On what: a platform, a name of the gallery or a file.
     ranks : int, optional
         Number of ranks; by default all of the platform [-].
-    memory : float, optional
+    memory : float or str, optional
         Memory of a rank; by default that of the platform's device [B].
     objective : str, optional
         ``iteration``: the predicted time of an iteration, whose collectives wait for the slowest

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfkit.ground.quantities import check_bytes
 from perfkit.ground.units import Array, check_choice, check_positive, show, steady
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
@@ -85,7 +86,7 @@ def set_up(
     workload: DLRM | TableSet,
     platform: Platform | str | Path,
     ranks: int,
-    memory: float | None,
+    memory: float | str | None,
     objective: str,
     inputs: str,
     reserve: float = 0.0,
@@ -119,7 +120,7 @@ def set_up(
         )
     rank_memory = loaded.memory_of_rank
     if memory is not None:
-        rank_memory = float(check_positive("memory", memory))
+        rank_memory = check_bytes("memory", memory)
     if rank_memory is None:
         raise ValueError(f"platform {loaded.name!r} states no memory; give memory in bytes")
     check_kernels(workload.tables, loaded, embedding=workload.embedding)

@@ -95,6 +95,10 @@ MOST_RECORDED = 1_000
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 #: Sizes that may differ between workloads of one structure.
 _OPEN = ("batch", "sequence")
+#: Positional arguments up to the number of layers [-].
+_FIRST_SIZE = 5
+#: Fields of a `perfkit.workloads.strategy.Strategy`, which people look for in a model.
+_OF_STRATEGIES = ("zero", "shards", "tp", "pp", "cp", "dp", "ep", "micro_batch", "schedule")
 _CHOICES = {
     "attention": (*UNFUSED, "fused", *ATTENTION),
     "dtype": (*ITEMSIZE, "fp8"),
@@ -491,6 +495,18 @@ class Transformer:
     classes: int = 0
     family: str = field(default="transformer", repr=False)
 
+    def __new__(cls, *settings: Any, **fields: Any) -> "Transformer":
+        """Refuse the name of a preset without sizes, in words that name `preset`."""
+        name = settings[0] if settings else fields.get("name")
+        if isinstance(name, str) and len(settings) < _FIRST_SIZE and "layers" not in fields:
+            cure = "one of perfkit models, or Transformer.from_config(path) for a config.json"
+            if name in PRESETS:
+                cure = f"Transformer.preset({name!r}, batch=8), with what shall differ"
+            raise ValueError(
+                f"name is {show(name)}, without the sizes of a model; for a published one take {cure}"
+            )
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_names()
@@ -564,6 +580,8 @@ class Transformer:
     def _check_names(self) -> None:
         """Check what is one of several names; else a ValueError."""
         check_type("parallel", self.parallel, str)
+        if self.parallel == "zero3":  # what FSDP does, by its other name
+            set_fields(self, parallel="fsdp")
         if self.parallel == "hsdp":
             raise ValueError(
                 "parallel is 'hsdp'; hybrid sharding is a strategy: "
@@ -1244,6 +1262,11 @@ def _has_patches(values: dict[str, Any]) -> bool:
 def _check_changes(changes: dict[str, Any]) -> None:
     """Refuse names that are no field which may differ from a published model."""
     for key in changes:
+        if key in _OF_STRATEGIES:
+            raise ValueError(
+                f"{key} is given; it is a field of a strategy: take strategy=Strategy({key}={show(changes[key])}) of "
+                "predict, with your numbers of ranks, or parallel='zero1', 'zero2' or 'fsdp' of the model"
+            )
         check_choice("argument", key, [field.name for field in fields(Transformer)[2:-1]])
 
 
