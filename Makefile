@@ -20,6 +20,14 @@ EXTRAS_gallery := kernel-database
 EXTRAS_docs := measure,docs
 EXTRAS_release := dev,release
 
+# About how much pip loads for a target with a CPU build of torch [MB]; that of PyPI for Linux brings gigabytes more.
+MEGABYTES_run := 350
+MEGABYTES_lab := 450
+MEGABYTES_test := 700
+MEGABYTES_gallery := 200
+MEGABYTES_docs := 400
+MEGABYTES_release := 250
+
 # Jupyter refuses to run as root, which is what most containers are, unless it is told to.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -34,7 +42,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/installed-run  ## demo: predict, calibrate this machine, measure, compare, write perfkit-report.html
-	$(BIN)/python -m perfkit demo $(ARGS)
+	@$(BIN)/python -m perfkit demo $(ARGS)
 
 # JupyterLab shows stored charts of notebooks that are trusted, or that it has run itself.
 lab: $(VENV)/installed-lab  ## open the notebooks in JupyterLab
@@ -89,7 +97,7 @@ clean:  ## remove .venv, caches and builds (measurements in .perfkit stay)
 
 $(VENV)/created:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "perfkit needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
-	$(PYTHON) -m venv --clear $(VENV)
+	@$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
 # TorchRec asks for the CUDA build of FBGEMM; without its dependencies it takes that for CPUs, and the rest by name.
@@ -100,5 +108,6 @@ $(VENV)-torchrec/installed: pyproject.toml constraints.txt Makefile
 	@touch $@
 
 $(VENV)/installed-%: $(VENV)/created pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --constraint constraints.txt $(PIP_ARGS) --editable '.[$(EXTRAS_$*)]'
+	@echo "installing into $(VENV) (about $(MEGABYTES_$*) MB; the torch of PyPI for Linux brings gigabytes more, PIP_ARGS names another index)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt $(PIP_ARGS) --editable '.[$(EXTRAS_$*)]'
 	@touch $@

@@ -26,6 +26,7 @@ from perfkit.calibration.cluster_fit import fit_cluster
 from perfkit.calibration.cluster_measure import measure_cluster
 from perfkit.calibration.cluster_plan import resize_base
 from perfkit.calibration.cpu_measure import measure_platform, measure_samples
+from perfkit.calibration.cpu_plan import ITERATION_SECONDS
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.fit_traces import calibrate_traces
 from perfkit.calibration.pace import name_disturbances
@@ -405,6 +406,9 @@ def check(
     predictions = [predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen]
     about = [(s.name, s.describe(), s.ranks) for s in chosen]
     told = follow_progress(progress)
+    says_part = any(part.name == "check" for part in told.parts)
+    if says_part:
+        told.begin("check")
     campaign = open_campaign("check", where.name, seed, about, progress=told.shown)
     measured = measure_samples(
         campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2
@@ -419,4 +423,29 @@ def check(
         for row, prediction in zip(measured, predictions, strict=True)
     )
     campaign.close()
-    return Comparison(runs, where.name, {**describe_machine(), **disturbed}, list_versions())
+    comparison = Comparison(runs, where.name, {**describe_machine(), **disturbed}, list_versions())
+    if says_part:
+        figures = comparison.figures["all"]
+        told.end(
+            f"{len(runs)} configurations, {figures['mean']:.1%} mean error, {figures['inside']:.0%} inside "
+            "their 80 % interval"
+        )
+    return comparison
+
+
+def expect_check(samples: Sequence[Sample], *, seconds: float = 0.8) -> float:
+    """Expect how long `check` takes on the machine of docs/formulas.md, table 7.2.
+
+    Parameters
+    ----------
+    samples : sequence of Sample
+        Configurations.
+    seconds : float
+        Time for each configuration and pass [s].
+
+    Returns
+    -------
+    seconds : float
+        Of both passes [s].
+    """
+    return 2.0 * len(samples) * (ITERATION_SECONDS + seconds)

@@ -31,6 +31,17 @@ TIMES = ("predicted_s", "low_s", "high_s", *_MEASURED)
 #: Errors of a set of runs and their noise, in the order of tables.
 _ERRORS = ("geomean", "mean", "p95", "max", "bias", "floor")
 
+#: What the columns of errors are.
+_LEGEND = (
+    "Errors are |predicted / measured − 1|: their geometric mean (geomean), their mean, what 19 of 20 "
+    "stay below (p95),\nthe largest, and the mean with its sign (bias). The noise floor is how far two "
+    "passes over the same configuration differ:\nno prediction can be better. Inside 80 %: the share of "
+    "measured times in their interval, 80 when intervals are right."
+)
+#: Mean move of the pace below which errors are those as measured [-]: medians on quiet machines vary
+#: as much; docs/formulas.md, table 7.1.
+_STEADY = 0.05
+
 
 def _measure_errors(errors: Any) -> dict[str, float]:
     """Geometric mean of absolute errors (at least 0.01 % each), mean, 95th percentile, maximum, and
@@ -100,6 +111,7 @@ def compare_run(
     run = {
         "family": sample.family,
         "name": sample.name,
+        "description": sample.description,
         "config": dump(sample.workload),
         "ranks": sample.ranks,
         **state_prediction(prediction),
@@ -163,7 +175,7 @@ class Comparison(Tabular):
     Parameters
     ----------
     runs : tuple of dict
-        One per configuration: family, name, config, ranks, predicted_s, low_s and high_s (80 %
+        One per configuration: family, name, description, config, ranks, predicted_s, low_s and high_s (80 %
         interval), measured_s and its quartiles, flagged, bottleneck; passes_s: its two passes [s];
         noise: their relative difference [-]; relative_s and relative_noise: measured time and noise
         at the usual pace of the machine, if references were timed; for several ranks also exposed
@@ -218,6 +230,15 @@ class Comparison(Tabular):
         if not more:
             return first
         return replace(first, runs=first.runs + cls.load(*more).runs)
+
+    def pace_moved(self) -> float:
+        """How far the pace of the machine was from the usual, on average over runs with references
+        [-]."""
+        shares = []
+        for run in self.runs:
+            if "relative_s" in run:
+                shares.append(abs(math.log(run["relative_s"] / run["measured_s"])))
+        return float(np.mean(shares)) if shares else 0.0
 
     def at_usual_pace(self) -> "Comparison":
         """Convert the measured times to the usual pace of the machine, see
@@ -295,7 +316,7 @@ class Comparison(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            name, family, ranks [-], predicted_s, low_s, high_s, measured_s, measured_q1_s,
+            name, description, family, ranks [-], predicted_s, low_s, high_s, measured_s, measured_q1_s,
             measured_q3_s [s], error [-], flagged, bottleneck.
         """
         check_threads()
@@ -339,16 +360,19 @@ class Comparison(Tabular):
             predicted = _write_range(run, "predicted_s", "low_s", "high_s")
             measured = _write_range(run, *_MEASURED)
             mark = " unsteady" if run["flagged"] else ""
-            rows.append(
-                (run["name"], predicted, measured, f"{error:+.1%}", run["bottleneck"] + mark)
-            )
+            name = run.get("description", run["name"])  # older files have no description
+            rows.append((name, predicted, measured, f"{error:+.1%}", run["bottleneck"] + mark))
         return rows
 
     def as_text(self) -> str:
         """The runs as an aligned table, then the errors by family with the noise floor."""
-        lines = [format_table(self._write()), "", self.summary_as_text()]
-        if any("relative_s" in run for run in self.runs):
-            lines += ["at the usual pace of the machine, from references between the iterations:"]
+        lines = [format_table(self._write()), "", _LEGEND, self.summary_as_text()]
+        if self.pace_moved() > _STEADY:
+            lines += [
+                "The speed of the machine changed between and during the runs. The same errors with times "
+                "as at its usual pace,\nfrom short references between the iterations; they say more of the "
+                "predictions:"
+            ]
             lines += [self.at_usual_pace().summary_as_text()]
         parallel = [run for run in self.runs if "exposed_measured" in run]
         if parallel:

@@ -1,15 +1,28 @@
-"""``perfkit demo``: calibrate, predict, measure, compare and report, with each step printed."""
+"""``perfkit demo``: predict, look at the machine, calibrate, check and report, with each step
+printed. What `make run` runs."""
+
+import os
+import shutil
+import sys
+import warnings
+from pathlib import Path
 
 import click
 
 import perfkit as pk
+from perfkit.calibration.campaign import expect_check
 from perfkit.calibration.checks import Comparison
 from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.ground.targets import check_target
+from perfkit.measure.progress import Part, Progress
 from perfkit.measure.samples import Sample
 from perfkit.platform.platform import Platform
+from perfkit.prediction.result import Prediction
+
+#: What `perfkit doctor` checks that measurements of a CPU depend on.
+_DOCTOR = ("cores", "memory", "disk", "load", "steadiness")
 
 
 @click.command(
@@ -18,7 +31,7 @@ from perfkit.platform.platform import Platform
     examples=["perfkit demo --quick", "perfkit demo --out mine.toml --report mine.html"],
     measures=True,
 )
-@click.option("--quick", is_flag=True, help="calibrate in two to three minutes")
+@click.option("--quick", is_flag=True, help="measure less: three minutes, its check included")
 @click.option(
     "--report",
     metavar="HTML",
@@ -33,44 +46,114 @@ from perfkit.platform.platform import Platform
 )
 @options.json_file
 def demo_command(quick: bool, report: str, out: str, json_file: str | None) -> int:
-    """Calibrate this machine, predict, measure, and write a report."""
+    """Predict a step on a GPU, calibrate this machine, predict and measure, and write a report."""
     files = OutputFiles(json_file, report, out)
     files.check()
     check_target("out", out, ".toml")
-    print(
-        "First a prediction without any measurement: what would this take on a GPU of the gallery?"
-    )
-    bert = pk.Transformer.bert("bert-large", batch=8, sequence=512, dtype="bf16")
-    print(f"  {pk.predict(bert, 'h100-sxm-8')!r}")
-    print("\nNow measure this machine: kernels, collectives and a few small training iterations.")
-    platform = pk.calibrate(out=out, quick=quick)
-    samples = _draw_samples(platform)
-    print(
-        f"\nPredict {len(samples)} configurations that were not in the calibration, then measure them."
-    )
-    comparison = pk.check(platform, samples=samples)
-    print("\n" + comparison.as_text())
-    _write_report(report, comparison, samples, platform)
-    print(f"\nReport:    {report} (one file, opens without a network)\nPlatform:  {out}")
-    print("Notebooks: make lab, and start with notebooks/00_start_here.ipynb")
+    on_gpu = _predict_on_gpu()
+    _say("First a prediction without any measurement, of one training iteration on a GPU:")
+    _say(f"  {on_gpu!r}\n")
+    _say("Is this machine quiet enough to be measured? Half a minute.")
+    was_disturbed = _look_at_machine()
+    samples = _draw_samples(quick)
+    progress = Progress(Part("check", expect_check(samples)))
+    _say("\nNow measure it, and predict small training iterations that no fit has seen:")
+    platform = _calibrate(out, quick, progress)
+    comparison = pk.check(platform, samples=samples, progress=progress)
+    _say("\n" + comparison.as_text())
+    disturbed = platform.provenance.get("disturbances")
+    if disturbed and not was_disturbed:
+        _say(f"disturbed meanwhile: {disturbed}; errors are smaller on a quiet machine")
+    next_steps = list_next_steps(out)
+    _write_report(report, comparison, samples, platform, on_gpu, next_steps)
+    _say(f"\nReport:    {report} (one file, opens without a network)\nPlatform:  {out}")
+    _say("\n".join(["Worth typing next:", *next_steps]))
     files.write(Answer("", comparison.to_dict()))
     return 0
 
 
-def _draw_samples(platform: Platform) -> list[Sample]:
-    """Configurations to predict and measure; some on two ranks, if two can run at once."""
+def _say(text: str) -> None:
+    """Print at once: the progress of measurements goes to another stream."""
+    print(text, flush=True)
+
+
+def _predict_on_gpu() -> Prediction:
+    """A prediction that needs no measurement. The report has its notes."""
+    bert = pk.Transformer.bert("bert-large", batch=8, sequence=512, dtype="bf16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pk.predict(bert, "h100-sxm-8")
+
+
+def _look_at_machine() -> bool:
+    """Print what would disturb measurements, and whether anything would."""
+    from perfkit.calibration.doctor import diagnose, format_findings
+
+    findings = diagnose(*_DOCTOR)
+    noticed = [finding for finding in findings if finding.ok is not True]
+    steadiness = [finding for finding in findings if finding.name == "steadiness"]
+    _say(format_findings(noticed or steadiness))
+    return any(finding.ok is False for finding in findings)
+
+
+def _calibrate(out: str, quick: bool, progress: Progress) -> Platform:
+    """Calibrate this machine. That it was disturbed is said before and after, not between."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*; close other programs and calibrate again")
+        return pk.calibrate(out=out, quick=quick, stop_early=True, progress=progress)
+
+
+def _draw_samples(quick: bool) -> list[Sample]:
+    """Configurations to predict and measure, a third of them if it shall be quick; some on two
+    ranks, if two can run at once."""
     from perfkit.measure.machine import count_cores
     from perfkit.measure.samples import draw_check
 
-    two_ranks = min(platform.network.ranks, count_cores()) >= 2
-    hybrid = 3 if two_ranks else 0
-    return draw_check(7, dlrm=6, transformer=4, hybrid=hybrid)
+    two_ranks = count_cores() >= 2
+    if quick:
+        return draw_check(7, dlrm=2, transformer=1, hybrid=1 if two_ranks else 0)
+    return draw_check(7, dlrm=6, transformer=4, hybrid=3 if two_ranks else 0)
+
+
+def list_next_steps(platform: str) -> list[str]:
+    """List three commands worth typing after a demo.
+
+    Parameters
+    ----------
+    platform : str
+        Platform file that the demo has written.
+
+    Returns
+    -------
+    lines : list of str
+        A command with a remark in each, which can be pasted as they are.
+    """
+    program = "perfkit"
+    if shutil.which(program) is None:  # as where make has installed it
+        program = os.path.relpath(Path(sys.executable).with_name("perfkit"))
+    commands = {
+        f"{program} predict --model gpt2 --platform {platform} --batch 2 --sequence 128": "a model on this machine",
+        f"{program} explore --model llama-3-8b --platform h100-sxm-8x8 --ranks 64 --batch 512 --sequence 8192 --dtype bf16": (
+            "the best strategies on 64 GPUs"
+        ),
+    }
+    if Path("Makefile").exists() and Path("notebooks").is_dir():
+        commands["make lab"] = "the lessons; begin with notebooks/00_start_here.ipynb"
+    else:
+        commands[f"{program} --help"] = "all commands"
+    return [f"  {command}   # {remark}" for command, remark in commands.items()]
 
 
 def _write_report(
-    path: str, comparison: Comparison, samples: list[Sample], platform: Platform
+    path: str,
+    comparison: Comparison,
+    samples: list[Sample],
+    platform: Platform,
+    on_gpu: Prediction,
+    next_steps: list[str],
 ) -> None:
-    """Write the comparison, the prediction of the first sample of each family, and the platform."""
+    """Write the comparison, the prediction for the GPU, that of the first sample of each family,
+    and the platform."""
     first_of_family: dict[str, Sample] = {}
     for sample in samples:
         first_of_family.setdefault(sample.family, sample)
@@ -78,5 +161,18 @@ def _write_report(
         pk.predict(sample.workload, platform, ranks=sample.ranks, plan=sample.plan)
         for sample in first_of_family.values()
     ]
-    title = "Predicted and measured training iterations"
-    pk.report(comparison, *predictions, platform, path=path, title=title)
+    paragraphs = [
+        "How well perfkit predicts small training iterations on this machine, and what one iteration "
+        "of BERT-large would take on an H100.",
+        "Worth typing next:",
+        *(line.strip() for line in next_steps),
+    ]
+    pk.report(
+        comparison,
+        on_gpu,
+        *predictions,
+        platform,
+        path=path,
+        title="Predicted and measured training iterations",
+        notes="\n\n".join(paragraphs),
+    )

@@ -51,6 +51,16 @@ class Sample:
         if self.plan:
             set_fields(self, ranks=self.plan.ranks)
 
+    @property
+    def description(self) -> str:
+        """What runs, in a few words."""
+        words = self.workload.description
+        if isinstance(self.workload, Transformer):
+            words += f", {self.workload.layers} layers × {self.workload.hidden}"
+        if self.ranks > 1:
+            words += f", on {self.ranks} ranks"
+        return words
+
     def describe(self) -> dict[str, Any]:
         """Workload and owners of tables (None without a plan) as plain JSON."""
         return {
