@@ -105,6 +105,7 @@ def check_of_pytorch(scores: Any) -> None:
 
 
 def assert_of_pytorch(scores: Any) -> None:
+    torch._assert(len(scores) > 0, "no rows")
     torch._assert((scores < 1e6).all(), "too large")
 
 

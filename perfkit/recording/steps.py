@@ -208,7 +208,7 @@ class _Calls(TorchFunctionMode):
             return pad_packed_sequence(*args, **kwargs)
         if func is Tensor.__getitem__:
             args = (args[0], self._read_places(args[1]))
-        if func is torch._assert:
+        if func is torch._assert and isinstance(args[0], Tensor):  # else a check of sizes
             return torch._assert(self._ask(Tensor.__bool__, args[:1], {}), *args[1:], **kwargs)
         if func in _COMPARING:
             return self._compare_whole(func, *args, **kwargs)
