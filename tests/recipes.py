@@ -187,6 +187,11 @@ def round_numbers(value: Any) -> Any:
     return value
 
 
+def write_number(number: float) -> str:
+    """A number with few digits, such as 0.1235 or 2.128e10."""
+    return f"{number:.{_DIGITS}g}".replace("e+", "e").replace("e-0", "e-")
+
+
 def write_value(value: Any) -> str:
     """A value as the page shows it: texts as they are, frames narrow, numbers with few digits."""
     if value is None or isinstance(value, Path):
@@ -202,6 +207,7 @@ def write_value(value: Any) -> str:
             max_rows=8, max_cols=6, index=False, float_format=f"{{:.{_DIGITS}g}}".format
         )
     if isinstance(value, polars.DataFrame):
+        floats = polars.selectors.float()
         with polars.Config(
             tbl_formatting="NOTHING",
             tbl_hide_column_data_types=True,
@@ -210,9 +216,8 @@ def write_value(value: Any) -> str:
             tbl_cols=8,
             tbl_width_chars=_WIDTH,
             fmt_str_lengths=40,
-            float_precision=None,
         ):
-            return str(value.with_columns(polars.selectors.float().round_sig_figs(_DIGITS)))
+            return str(value.with_columns(floats.map_elements(write_number, polars.String)))
     return str(round_numbers(value))
 
 

@@ -20,7 +20,7 @@ SEARCHES: Mapping[str, Sequence[str]] = {
     "tokens per second": ["docs/glossary"],
     "TorchRec": ["docs/recipes"],
     "ShardingPlan": ["docs/glossary"],
-    "does it fit": ["docs/recipes"],
+    "does it fit": ["docs/glossary", "docs/recipes"],
     "checkpoint": ["docs/glossary", "docs/recipes"],
     "cost": ["docs/recipes", "notebooks/13_what_if_and_cost"],
     "NVLink bandwidth": ["docs/glossary", "docs/recipes", "docs/api_platforms"],
@@ -148,7 +148,8 @@ def search(index: dict[str, Any], query: str) -> list[Result]:
         for result in function(index, query):
             best[result.page] = max(best.get(result.page, result.score), result.score)
     results = [Result(page, score) for page, score in best.items()]
-    return sorted(results, key=lambda result: (-result.score, result.page))
+    titles = dict(zip(index["docnames"], index["titles"], strict=True))
+    return sorted(results, key=lambda result: (-result.score, titles[result.page].lower()))
 
 
 def main(site: Path) -> int:
