@@ -1,12 +1,14 @@
 """Recipes of docs/recipes.md: their lines, the files that they read, and what they print.
 
-python -m tests.recipes  writes the output below each recipe again, and its picture if it draws one
+python -m tests.recipes [WORDS]  writes the output below each recipe again, and its picture if it draws
+one; with words, only below those whose question has them
 """
 
 import json
 import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -189,7 +191,7 @@ def round_numbers(value: Any) -> Any:
 
 def write_number(number: float) -> str:
     """A number with few digits, such as 0.1235 or 2.128e10."""
-    return f"{number:.{_DIGITS}g}".replace("e+", "e").replace("e-0", "e-")
+    return re.sub(r"e\+?(-?)0*", r"e\1", f"{number:.{_DIGITS}g}")
 
 
 def write_value(value: Any) -> str:
@@ -260,11 +262,14 @@ def in_folder(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def fill_page(text: str, pictures: Path) -> str:
-    """The page with every output written again; pictures go to their folder."""
+def fill_page(text: str, pictures: Path, words: str = "") -> str:
+    """The page with every output written again whose question has these words; pictures go to
+    their folder."""
 
     def fill(found: re.Match[str]) -> str:
         recipe = Recipe(found["question"], found["code"], "")
+        if words not in recipe.question:
+            return found[0]
         kept = found[0].removesuffix(found["shown"]) if found["shown"] else found[0]
         if recipe.varies:
             return kept
@@ -286,7 +291,9 @@ def fill_page(text: str, pictures: Path) -> str:
 def main() -> None:
     """Write the page and its pictures again."""
     pk.plots.use_svg()  # with the colours and fonts of the notebooks
-    PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8"), PAGE.parent), encoding="utf-8")
+    words = " ".join(sys.argv[1:])
+    filled = fill_page(PAGE.read_text(encoding="utf-8"), PAGE.parent, words)
+    PAGE.write_text(filled, encoding="utf-8")
 
 
 if __name__ == "__main__":
