@@ -24,6 +24,7 @@ from perfkit.fitting import OverRanks, Pipelined, TwoBranch
 from perfkit.models import embedding, roofline
 from perfkit.models.distributions import Uniform, Zipf
 from perfkit.models.optimizers import find_optimizer, list_optimizers
+from perfkit.platform.kernels import find_stand_in
 from perfkit.prediction.cost import size_rooflines
 from perfkit.prediction.strategies import price_strategies
 from perfkit.readers.index_arrays import count_indices
@@ -272,7 +273,19 @@ def ranks_that_vary() -> list[float]:
     return [cost["hours"] for cost in costs]
 
 
+def steps_that_wait() -> list[float]:
+    """A recurrent layer, which a GPU computes step by step."""
+    machine = pk.load_platform("h100-sxm-8")
+    fit = find_stand_in(machine.kernels, "recurrent", variant="forward.standard", dtype="fp32")
+    assert fit is not None
+    numbers = {"flops": 1e9, "nbytes": 1e6, "m": 32, "n": 2048, "k": 512, "rows": 100}
+    sizes = {name: np.array([float(number)]) for name, number in numbers.items()}
+    sizes |= {"peak": np.array([6e13]), "bandwidth": np.array([3e12])}
+    return [float(fit.time(sizes)[0])]
+
+
 PREDICTIONS: list[Callable[[], list[float]]] = [
+    steps_that_wait,
     language_model_on_gpus,
     language_model_at_capped_power,
     language_model_on_a_processor,

@@ -6,8 +6,8 @@ order:
 - `parameters`: `Parameter` (value, unit, standard error, limits) and `Fit` (parameters with their
   spread, ranges, source and notes), and what a report of a fit says.
 - `models`: one class for each form. Kernels are `Additive`, `Roofline`, `TiledRoofline`,
-  `AttentionRoofline`, `RowwiseRoofline` or `LookupRoofline`, collectives `Pipelined`, `TwoBranch` or
-  `OverRanks`; `InContext`, `Iteration`, `Overlap`, `Pace` and `Caches` say what whole iterations add.
+  `AttentionRoofline`, `RowwiseRoofline`, `SequentialRoofline` or `LookupRoofline`, collectives
+  `Pipelined`, `TwoBranch` or `OverRanks`; `InContext`, `Iteration`, `Overlap`, `Pace` and `Caches` say what whole iterations add.
 - `regression`: least squares that all fits of sums share, and what real iterations add.
 - `kernels`: fits of kernels, and of the caches that a curve of times shows.
 - `collectives`: fits of a curve over message sizes, and of a law over rank counts.
@@ -34,6 +34,7 @@ from perfkit.fitting.models import (
     Pipelined,
     Roofline,
     RowwiseRoofline,
+    SequentialRoofline,
     TiledRoofline,
     TwoBranch,
 )
@@ -59,7 +60,7 @@ __all__ = [
     "Iteration",
 ]
 __all__ += ["KernelModel", "OverRanks", "Overlap", "Pace", "Parameter", "Pipelined", "Roofline"]
-__all__ += ["LookupRoofline", "RowwiseRoofline"]
+__all__ += ["LookupRoofline", "RowwiseRoofline", "SequentialRoofline"]
 __all__ += ["TiledRoofline", "TwoBranch", "find_levels", "fit_additive"]
 __all__ += ["fit_collective", "fit_context", "fit_iteration", "fit_over_ranks", "fit_pipelined"]
 __all__ += ["fit_roofline", "fit_sharpness"]

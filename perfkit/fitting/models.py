@@ -13,7 +13,13 @@ from perfkit.ground.units import Array, Values
 from perfkit.models import collectives as forms
 from perfkit.models.embedding import lookup_time
 from perfkit.models.kernels import TERMS, additive
-from perfkit.models.roofline import attention_work, roofline_time, round_up, rowwise_time
+from perfkit.models.roofline import (
+    attention_work,
+    roofline_time,
+    round_up,
+    rowwise_time,
+    sequential_time,
+)
 
 #: Sizes of kernels by name, in base units: arrays that broadcast, with the ``peak`` [FLOP/s] and the
 #: ``bandwidth`` [B/s] of the device.
@@ -244,6 +250,86 @@ class RowwiseRoofline(KernelModel):
             "width of a row": sizes["n"] * self["per_column"],
             "memory traffic": sizes["nbytes"] / (self["memory_efficiency"] * sizes["bandwidth"]),
         }
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SequentialRoofline(Roofline):
+    """A `Roofline`, and before it steps that wait for one another: recurrent layers, whose inputs are
+    multiplied at once, and factorizations of matrices.
+
+    Parameters
+    ----------
+    per_step : Parameter
+        What a step takes whatever its size [s].
+    per_depth : Parameter
+        What an inner number of its product adds, while a tile of rows is computed [s].
+    per_weight : Parameter
+        What a number of its weights adds [s].
+    per_product : Parameter
+        What a product of two numbers adds [s].
+    weight_bytes : Parameter
+        Bytes of a weight that each step reads again; 0 for kernels that keep them [B].
+    """
+
+    form: ClassVar[str] = "sequential"
+    equation: ClassVar[str] = (
+        "as roofline, with the weights of each step, + steps (per_step + k per_depth min(1, m / 64)"
+        " + n k per_weight + m n k per_product)"
+    )
+
+    per_step: Parameter
+    per_depth: Parameter
+    per_weight: Parameter
+    per_product: Parameter
+    weight_bytes: Parameter
+
+    @staticmethod
+    def evaluate(sizes: Sizes, **parameters: Values) -> Array:
+        """Times of kernels [s] for parameters by name, which may be arrays."""
+        of_steps: dict[str, Any] = {name: parameters[name] for name in _OF_STEPS}
+        of_roofline = {
+            name: value
+            for name, value in parameters.items()
+            if name not in (*_OF_STEPS, "weight_bytes")
+        }
+        read_again = _count_weights_of_steps(sizes) * parameters["weight_bytes"]
+        at_once = Roofline.evaluate(
+            {**sizes, "nbytes": sizes["nbytes"] + read_again}, **of_roofline
+        )
+        return np.asarray(at_once + _time_steps(sizes, **of_steps))
+
+    def split(self, sizes: Sizes) -> dict[str, Array]:
+        """Parts that sum to `time`: the steps, and those of a roofline [s]."""
+        of_steps = {name: self[name] for name in _OF_STEPS}
+        read_again = _count_weights_of_steps(sizes) * self["weight_bytes"]
+        steps = _time_steps(sizes, **of_steps)
+        launch = np.asarray(self["launch"])
+        arithmetic = sizes["flops"] / (self["compute_efficiency"] * sizes["peak"])
+        nbytes = sizes["nbytes"] + read_again
+        traffic = nbytes / (self["memory_efficiency"] * sizes["bandwidth"])
+        larger = np.maximum(arithmetic, traffic)
+        return {
+            "launch": launch,
+            "steps that wait for one another": steps,
+            "arithmetic": np.where(arithmetic > traffic, arithmetic, 0.0),
+            "memory traffic": np.where(arithmetic > traffic, 0.0, traffic),
+            "what does not overlap": self.time(sizes) - launch - steps - larger,
+        }
+
+
+#: Parameters that say what steps take which wait for one another.
+_OF_STEPS = ("per_step", "per_depth", "per_weight", "per_product")
+
+
+def _time_steps(sizes: Sizes, **parameters: Values) -> Array:
+    """What steps take that wait for one another [s]."""
+    times: dict[str, Any] = parameters
+    return np.asarray(sequential_time(sizes["rows"], sizes["m"], sizes["n"], sizes["k"], **times))
+
+
+def _count_weights_of_steps(sizes: Sizes) -> Array:
+    """Numbers of the second matrix of a product, of all steps [-]."""
+    return np.asarray(sizes["rows"] * sizes["n"] * sizes["k"])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -601,6 +687,7 @@ KERNELS: Mapping[str, type[KernelModel]] = {
         TiledRoofline,
         AttentionRoofline,
         RowwiseRoofline,
+        SequentialRoofline,
         LookupRoofline,
         Additive,
     )

@@ -105,7 +105,7 @@ def find_unit(name: str) -> str:
     """
     if name.startswith("beta"):
         return "s/B"
-    if name in ("l2", "l3"):
+    if name in ("l2", "l3", "weight_bytes"):
         return "B"
     return "-" if name in _PURE or name.endswith("_weight") else "s"
 

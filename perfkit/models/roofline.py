@@ -419,6 +419,63 @@ def rowwise_time(
 
 
 @closed_form()
+def sequential_time(
+    steps: Values,
+    m: Values,
+    n: Values,
+    k: Values,
+    *,
+    per_step: float = 0.0,
+    per_depth: float = 0.0,
+    per_weight: float = 0.0,
+    per_product: float = 0.0,
+) -> Values:
+    r"""Time of steps that wait for one another, each of a small product of matrices: a recurrent
+    layer, a factorization.
+
+    Parameters
+    ----------
+    steps : float, array or expression
+        Steps [-].
+    m, n, k : float, array or expression
+        Rows, columns and inner size of the product of a step [-].
+    per_step : float, optional
+        What a step takes whatever its size [s].
+    per_depth : float, optional
+        What an inner number adds, while a tile of 64 rows is computed [s].
+    per_weight : float, optional
+        What a number of the second matrix adds [s].
+    per_product : float, optional
+        What a product of two numbers adds [s].
+
+    Returns
+    -------
+    time : same kind as `steps`
+        Time of all steps [s].
+
+    Notes
+    -----
+    .. math:: t = s \left(t_s + t_k k \min(1, m / 64) + t_w n k + t_p m n k\right)
+
+    Too few products for a device take as long as one tile: the inner size, not the arithmetic, sets
+    the time. Constants and what they were judged on: docs/formulas.md, table 2.7.
+
+    Examples
+    --------
+    1,000 steps of an LSTM of 512, with 64 samples:
+
+    >>> form = {"per_step": 6.2e-6, "per_depth": 36e-9}
+    >>> round(float(sequential_time(1000, 64, 2048, 512, **form)) * 1e3, 1)
+    24.6
+    """
+    tile = np.minimum(m / 64.0, 1.0)
+    weights = n * k
+    return steps * (
+        per_step + per_depth * k * tile + per_weight * weights + per_product * m * weights
+    )
+
+
+@closed_form()
 def attention_bytes(
     batch: Values,
     heads: Values,

@@ -35,6 +35,8 @@ OPERAND_PASSES = {
 _ROW_UPDATES = {("embedding_backward", "fused")}
 #: Operations that are not kernels.
 _WITHOUT_KERNEL = ("collective", "host")
+#: A Fourier transform whose variant is this many passes over its operands, as ``3_passes``.
+_PASSES = "_passes"
 #: Terms of operands that no cache holds.
 DISTANT_TERMS = ("beyond_l2", "beyond_l3", "page_walks")
 #: Sizes that are shared among the products of a convolution.
@@ -203,13 +205,20 @@ def make_lone_model(
         fit=fit,
         peak=machine.device.peaks[dtype].value,
         launch=launch,
-        operand_passes=OPERAND_PASSES.get(variant.removeprefix("fused."), 1.0),
+        operand_passes=_count_passes(kind, variant),
         row_passes=2.0 if updates_rows else 1.0,
         layout_passes=layout_passes,
         counts_products=is_assumed and kind == "convolution",
         tensor_core_itemsize=DTYPES[dtype] if needs_aligned_rows else 0.0,
         head_itemsize=DTYPES[dtype] if needs_aligned_heads else 0.0,
     )
+
+
+def _count_passes(kind: str, variant: str) -> float:
+    """How often a kernel under a roofline moves its operands [-]."""
+    if kind == "fourier":
+        return float(variant.removesuffix(_PASSES))
+    return OPERAND_PASSES.get(variant.removeprefix("fused."), 1.0)
 
 
 class FittedKernels(NamedTuple):

@@ -16,6 +16,7 @@ from perfkit.ground.units import (
     check_type,
 )
 from perfkit.platform.machine import Machine
+from perfkit.platform.sequential_kernels import make_fourier, make_sequential
 
 Models: TypeAlias = Mapping[str, KernelModel]
 _PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
@@ -221,6 +222,11 @@ def find_stand_in(
         if variant.startswith("grouped.") and "grouped" not in key:
             return _group(kernels, key, measured, variant=variant, dtype=dtype)
         return measured
+    if kind in ("recurrent", "factorization"):
+        products = find_stand_in(kernels, "bmm", variant="nn", dtype=dtype)
+        return make_sequential(products, kind, variant, dtype)
+    if kind == "fourier":
+        return make_fourier(find_stand_in(kernels, "elementwise", variant="mul", dtype=dtype))
     others = [
         fit
         for key, fit in kernels.items()

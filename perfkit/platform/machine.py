@@ -22,6 +22,7 @@ from perfkit.fitting.models import (
     AttentionRoofline,
     LookupRoofline,
     RowwiseRoofline,
+    SequentialRoofline,
     TiledRoofline,
 )
 from perfkit.fitting.parameters import LARGEST, LIMITS, TINY, Key, Parameter
@@ -595,6 +596,10 @@ def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
         raise ValueError(f"{name}: form is 'attention'; only attention has heads")
     if isinstance(fit, RowwiseRoofline) and kind != "rowwise":
         raise ValueError(f"{name}: form is 'rowwise'; only row-wise kernels have rows")
+    if isinstance(fit, SequentialRoofline) and kind not in ("recurrent", "factorization"):
+        raise ValueError(
+            f"{name}: form is 'sequential'; only recurrent layers and factorizations have steps"
+        )
     if isinstance(fit, LookupRoofline) and not kind.startswith("embedding"):
         raise ValueError(f"{name}: form is 'lookups'; only embeddings look up rows")
     terms = list_terms(kind)

@@ -47,6 +47,7 @@ from perfkit.prediction.uncertainty import (
     list_idle_tensor_cores,
     list_notes,
     spread_host,
+    spread_unmodelled,
 )
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import STAGE_HOST
@@ -569,17 +570,18 @@ def estimate_spread(
     """
     iteration_fit = priced.iteration_fit
     on_device = timings.timeline.device
+    time = timings.timeline.period
+    costs = timings.costs
+    unknown_spread = spread_unmodelled(timings.slowest.graph, costs, platform, time)
     if iteration_fit is not None:
         iteration_spread = iteration_fit.spread
         if not on_device or "per_operation" in iteration_fit:
-            return iteration_spread
+            return math.hypot(iteration_spread, unknown_spread)
     elif on_device or not platform.context.is_calibrated:
         iteration_spread = CONTEXT
     else:
         iteration_spread = 0.0
 
-    time = timings.timeline.period
-    costs = timings.costs
     kernel_shares = timings.slowest.times.seconds / timings.slowest.period
     class_shares = np.bincount(costs.classes, kernel_shares, len(costs.spread))
     busy_share = min(float(kernel_shares.sum()), 1.0)
@@ -608,7 +610,12 @@ def estimate_spread(
     )
     update_spread = SIGMA_UPDATE * update_share
     spread = math.hypot(
-        kernel_spread, nodes_spread, pipeline_host_spread, host_spread, update_spread
+        kernel_spread,
+        nodes_spread,
+        pipeline_host_spread,
+        host_spread,
+        update_spread,
+        unknown_spread,
     )
     fit_or_level = iteration_fit if priced.level is None else priced.level
     return max(spread, find_least_spread(platform, fit_or_level))

@@ -131,7 +131,8 @@ class Prediction(Tabular):
     execution : str
         ``eager``, ``compiled`` or ``graphs``.
     unmodelled : mapping of str to float
-        Operations without a model, which are timed by the bytes they move, and their time [s].
+        Operations without a model, which are timed by the bytes they move, and their time; the most that
+        they may take where it is not proportional to their bytes [s].
     warnings : tuple of str
         What to know before trusting the number.
     stack : Stack
@@ -791,10 +792,12 @@ class Prediction(Tabular):
         if self.execution == "graphs":
             share, fixed = self.fixed_time / self.time, format_time(self.fixed_time)
             lines.append(f"  {share:6.1%}  {fixed:>9}  of it fixed time of kernels, however small")
-        lines += [
-            f"  not modelled, timed as memory traffic: {n} {format_time(t)}"
-            for n, t in self.unmodelled.items()
-        ]
+        kinds = {label.name: label.kind for label in self._timeline.rank_timelines[0].graph.labels}
+        for name, seconds in self.unmodelled.items():
+            words = "up to " if uncertainty.has_unknown_work(name, kinds.get(name, "")) else ""
+            lines.append(
+                f"  not modelled, timed as memory traffic: {name} {words}{format_time(seconds)}"
+            )
         return "\n".join([*lines, *write_notes("warning", self.warnings)])
 
     @property

@@ -21,6 +21,7 @@ from perfkit.prediction.cost import Costs, join_host
 from perfkit.prediction.simulation import RankTimeline, Timeline, simulate
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.measured_functions import MEASURED_FUNCTIONS
+from perfkit.workloads.vocabulary import is_unpriced
 
 #: What a model of the library takes to use tensor cores.
 OTHER_FORMATS = "take dtype='bf16' (mixed=True for autocast) or dtype='tf32'"
@@ -39,6 +40,8 @@ _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.15, "measured": 0.1}
 _COMPILED = 1.0
 #: How many times as much of a resource an elasticity is taken over [-].
 _STEP = 1.01
+#: Standard deviations from the middle of an interval of 80 % to its ends [-].
+_OF_80_PERCENT = 1.2816
 #: Kind and variant of the kernels that look up and update tables, by the `embedding` of a DLRM; hash
 #: tables are refused where theirs are not known.
 _EMBEDDING_KERNELS = {
@@ -208,7 +211,7 @@ class Unmeasured(NamedTuple):
     Parameters
     ----------
     unmodelled : dict of str to float
-        Time of operations without a model, by their names [s].
+        Most that operations without a model may take, by their names, see `bound_unmodelled` [s].
     stand_ins : dict of str to float
         Time of operations that are priced by a stand-in, by the note that says so [s].
     of_unknown : tuple of str
@@ -246,6 +249,93 @@ def is_timed_function(kind: str, function: str) -> bool:
     return function.removesuffix(".rms") in MEASURED_FUNCTIONS[kind]
 
 
+#: Most arithmetic of an operation of unknown work, over the numbers of its largest operand times the
+#: narrower side of its matrices, and the share of the peak at which it runs [-]; docs/formulas.md,
+#: table 9.1.
+UNKNOWN_CUBES, UNKNOWN_RATE = 25.0, 0.05
+
+
+def has_unknown_work(name: str, kind: str) -> bool:
+    """Whether the work of an operation without a fit is not proportional to its bytes.
+
+    Parameters
+    ----------
+    name, kind : str
+        Its name and its class.
+
+    Returns
+    -------
+    has_unknown_work : bool
+        True for linear algebra, Fourier transforms and the like.
+    """
+    return kind in ("factorization", "fourier") or is_unpriced(name)
+
+
+def bound_unmodelled(graph: Graph, place: int, by_bytes: float, platform: Platform) -> float:
+    """The most that an operation without a model may take [s].
+
+    Parameters
+    ----------
+    graph : Graph
+        What a rank executes.
+    place : int
+        Position of the operation [-].
+    by_bytes : float
+        What its bytes and its known arithmetic take [s].
+    platform : Platform
+        Where it runs.
+
+    Returns
+    -------
+    bound : float
+        `by_bytes` for operations whose work is proportional to their bytes. Others take their FLOP at a
+        twentieth of the peak in fp32; where these are not known they may be like the longest
+        factorization, 25 n FLOP for each number of a matrix of n columns.
+    """
+    label = graph.labels[place]
+    if "fp32" not in platform.device.peaks or not has_unknown_work(label.name, label.kind):
+        return by_bytes
+    rate = UNKNOWN_RATE * platform.device.peaks["fp32"].value
+    flops = float(graph.column("flops")[place].flat[0])
+    if not flops:
+        numbers = float(graph.column("elements")[place].flat[0])
+        side = float(graph.column("n")[place].flat[0])
+        flops = UNKNOWN_CUBES * numbers * side
+    return max(by_bytes, flops / rate)
+
+
+def spread_unmodelled(graph: Graph, costs: Costs, platform: Platform, time: float) -> float:
+    """Extra spread of an iteration, so that its interval of 80 % reaches what operations of unknown work
+    may take.
+
+    Parameters
+    ----------
+    graph : Graph
+        What a rank executes.
+    costs : Costs
+        Its times.
+    platform : Platform
+        Where it runs.
+    time : float
+        Predicted time of the iteration [s].
+
+    Returns
+    -------
+    spread : float
+        Standard deviation of the logarithm of the time [-].
+    """
+    beyond = 0.0
+    for index, model in enumerate(costs.models):
+        if not model.is_kernel or model.fit is not None:
+            continue
+        for place in np.flatnonzero(costs.classes == index):
+            by_bytes = float(costs.hot[place].flat[0])
+            beyond += bound_unmodelled(graph, int(place), by_bytes, platform) - by_bytes
+    if beyond <= 0.0 or time <= 0.0:
+        return 0.0
+    return math.log1p(beyond / time) / _OF_80_PERCENT
+
+
 def find_unmeasured(
     graph: Graph, costs: Costs, platform: Platform, padding: str = ""
 ) -> Unmeasured:
@@ -279,7 +369,9 @@ def find_unmeasured(
         total = float(costs.totals[index])
         if fit is None:
             for place in np.flatnonzero(costs.classes == index):
-                unmodelled[graph.labels[place].name] += float(costs.hot[place])
+                unmodelled[graph.labels[place].name] += bound_unmodelled(
+                    graph, int(place), float(costs.hot[place]), platform
+                )
         if has_unaligned and kind in ("gemm", "bmm"):
             slow = unaligned_times * (costs.classes == index)
             if slow.any():
@@ -317,8 +409,17 @@ def list_notes(
     if graph.device and (graph.device == "cpu") != (platform.device.kind == "cpu"):
         need = f"on {platform.name} other kernels run; capture with device={platform.device.kind!r}"
         notes.append(f"captured with device={graph.device!r}; {need}")
-    if sum(unmodelled.values()) > 0.02 * total:
+    most = sum(unmodelled.values())
+    kinds = {label.name: label.kind for label in graph.labels}
+    of_unknown_work = [name for name in unmodelled if has_unknown_work(name, kinds[name])]
+    if most > 0.02 * total:
         note = f"{', '.join(unmodelled)} have no model and are timed as memory traffic"
+        if of_unknown_work:
+            bound = sum(unmodelled[name] for name in of_unknown_work)
+            note += (
+                f"; {', '.join(of_unknown_work)} may take up to {format_time(bound)}, which the interval "
+                f"includes ({bound / (bound + total):.0%} of all kernels): measure them and add their time"
+            )
         if any(
             model.is_kernel and model.fit is None and model.kind.startswith("embedding")
             for model in costs.models

@@ -10,6 +10,7 @@ References
 .. [2] PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp.
 .. [3] PyTorch 2.13, aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable.
 .. [4] PyTorch 2.13, aten/src/ATen/native/layer_norm.cpp, rms_norm_symint.
+.. [5] PyTorch 2.13, aten/src/ATen/native/RNN.cpp and aten/src/ATen/cudnn/AutocastRNN.cpp.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from torch.amp.autocast_mode import autocast
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 from torch.utils.weak import WeakIdKeyDictionary
 
-from perfkit.recording import gpu_answers
+from perfkit.recording import gpu_answers, recurrent
 from perfkit.recording.patches import Patch, apply_patches
 from perfkit.recording.places import Places
 from perfkit.workloads.vocabulary import pick_attention, walk_tensors
@@ -160,6 +161,22 @@ def _drop(x: Tensor, p: float, train: bool) -> Tensor:
         )
 
 
+def _convert(tensor: Tensor) -> Tensor:
+    """A tensor in the data type of the region; nothing is kept for the next call."""
+    if not _region["enabled"] or not _is_eligible(tensor):
+        return tensor
+    return tensor.to(_region["dtype"])
+
+
+def _recur(name: str, layers: Callable[..., Any], *args: Any) -> Any:
+    """Recurrent layers as one call of cuDNN, if the step has not switched it off [5]_."""
+    with torch._C._DisableAutocast():
+        if torch.backends.cudnn.enabled:
+            return layers(*args)
+        packet, _, overload = name.partition(".")
+        return getattr(getattr(torch.ops.aten, packet), overload)(*args)
+
+
 def _normalize(x: Tensor, shape: Sequence[int], weight: Any, eps: Any) -> Tensor:
     """RMS norm as one kernel, as on a GPU, except for tensors that this kernel does not take
     [4]_."""
@@ -276,6 +293,8 @@ def pretend_gpu(note: Callable[[str], Any], places: Places) -> Iterator[None]:
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
             library.impl(op, partial(_run, op), _KEY)
         library.impl("dropout", _drop, _KEY)
+        for name, layers in recurrent.list_layers(_convert).items():
+            library.impl(name, partial(_recur, name, layers), _KEY)
         # see `_normalize`
         library.impl("_fused_rms_norm", torch.ops.aten._fused_rms_norm, "PrivateUse1")
         key = own._dispatch_key_parse(_KEY)

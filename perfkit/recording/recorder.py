@@ -52,6 +52,7 @@ from perfkit.workloads.columns import (
 )
 from perfkit.workloads.execution import compile_graph
 from perfkit.workloads.graph import Graph, Label
+from perfkit.workloads.linear_algebra import VARIED_ATTENTION
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import (
     SPARSE_SUM,
@@ -84,7 +85,7 @@ _ORDERING = ("lt", "le", "gt", "ge")
 #: Namespaces of operations that PyTorch itself brings.
 _BUILT_IN = ("aten", "prim", "prims", "profiler", "fsdp", "symm_mem", "quantized", "dtensor")
 #: PyTorch's switch for products of fp32 in TF32 on a GPU, by operation class.
-_SWITCHES = {"gemm": "matmul", "bmm": "matmul", "convolution": "conv"}
+_SWITCHES = {"gemm": "matmul", "bmm": "matmul", "convolution": "conv", "recurrent": "rnn"}
 #: Assumption for operations without a model whose work does not follow from their bytes.
 UNKNOWN_WORK = (
     "perfkit has no model of the work of {}: it counts the bytes that they move, and their time may be far too short; "
@@ -369,7 +370,7 @@ class Recorder(TorchDispatchMode):
         if is_unpriced(schema.name) or (schema.foreign and entry.kind == "other"):
             self._unpriced[schema.name] = None
         variant = entry.name_variant(schema.name, args)
-        sizes = entry.sizes(args, out)
+        sizes = entry.sizes(self._read_starts(schema.name, args), out)
         if entry.kind.startswith("embedding") and variant != "dense_rows":
             sizes = self._find_table(schema.name, args, sizes)
         reads = list(
@@ -411,6 +412,20 @@ class Recorder(TorchDispatchMode):
         )
         if self.phase == "update" and schema.name.startswith(LISTS):
             self._note_partners([*args, out])
+
+    def _read_starts(self, name: str, args: list[Any]) -> list[Any]:
+        """Arguments of an operation, with lists of numbers in place of tensors that say where samples
+        of attention begin, if these are known."""
+        places = VARIED_ATTENTION.get(name)
+        if places is None:
+            return args
+        read = [*args]
+        for place in (places.starts, places.starts + 1):
+            starts = args[place]
+            known = None if starts is None else self.values.pretend(starts).constant
+            if known is not None:
+                read[place] = compute(known.tolist)
+        return read
 
     def _append_with_bias(self, schema: _Schema, args: list[Any], out: Any, module: str) -> None:
         """Append a convolution, and the kernel that adds the bias to its result."""

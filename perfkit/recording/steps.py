@@ -293,6 +293,8 @@ class _Calls(TorchFunctionMode):
         """Say where a GPU runs a recurrent layer by other kernels than those that were
         recorded."""
         names = [label.name for label in self.recorder.labels[start:]]
+        if any(each.startswith("_cudnn_rnn") for each in names):
+            return
         fused = any(each.startswith("mkldnn_rnn_layer") for each in names)
         if names and not fused:
             self.recorder.values.notes[RECURRENT.format(name)] = None

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.recording.alike import exchange
 from perfkit.recording.choices import Choices, balance
+from perfkit.recording.recurrent import make_gradients, make_results
 from perfkit.recording.refusals import FORWARD_MODE, find_caller, refuse
 from perfkit.workloads.vocabulary import walk_tensors
 
@@ -360,6 +361,10 @@ class Values:
                 [place for index in args[1] for place in self._split(index)],
                 *args[2:],
             )
+        if name == "_cudnn_rnn":
+            return make_results(schema.complete(args, kwargs))
+        if name == "_cudnn_rnn_backward":
+            return make_gradients(schema.complete(args, kwargs))
         if name == "_efficientzerotensor":
             refuse(FORWARD_MODE)
         kwargs = self._copy_generator(kwargs)

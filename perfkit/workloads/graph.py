@@ -30,7 +30,7 @@ COLLECTIVES = tuple(
     name for name, collective in collectives.COLLECTIVES.items() if collective.in_workloads
 )
 
-_PRODUCTS = ("gemm", "bmm", "attention", "convolution")
+_PRODUCTS = ("gemm", "bmm", "attention", "convolution", "recurrent")
 
 
 class KernelKey(NamedTuple):

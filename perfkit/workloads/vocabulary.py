@@ -3,13 +3,26 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
 from perfkit.models.roofline import attention_flops
 from perfkit.workloads.columns import Kind, OperationSizes
+from perfkit.workloads.linear_algebra import (
+    FACTORIZATIONS,
+    VARIED_ATTENTION,
+    name_factorization,
+    name_fourier,
+    name_varied_attention,
+    size_distances,
+    size_factorization,
+    size_fourier,
+    size_unknown,
+    size_varied_attention,
+)
 from perfkit.workloads.operations import GROUPED, SORT, TN
+from perfkit.workloads.recurrent_layers import read_recurrent, size_recurrent
 
 #: Operations without work: views, bookkeeping, and copies that only a dispatch mode makes.
 VIEWS = frozenset(
@@ -186,6 +199,21 @@ def _recurrent_layer(args: Sequence[Any], out: Any) -> OperationSizes:
     return OperationSizes.of_product(
         steps * samples, len(input_weights), depth, passes=len(out) // 3
     )
+
+
+def _recurrent_forward(args: Sequence[Any], out: Any) -> OperationSizes:
+    return size_recurrent(args, backward=False)
+
+
+def _recurrent_backward(args: Sequence[Any], out: Any) -> OperationSizes:
+    return size_recurrent(args, backward=True)
+
+
+def _name_recurrent(name: str, args: Sequence[Any]) -> str:
+    """Pass and kernel of recurrent layers on a GPU."""
+    if name.endswith("_backward"):
+        return read_recurrent(args, backward=True).name_algorithm("backward")
+    return read_recurrent(args, backward=False).name_algorithm("forward")
 
 
 def _vectors(args: Sequence[Any], out: Any) -> OperationSizes:
@@ -626,6 +654,90 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+#: Products in which a GPU computes an exponential of matrices: five of the longest series (Bader,
+#: Blanes, Casas 2019, doi:10.3390/math7121174, as PyTorch has it), and as many squarings as a norm of
+#: up to 9 needs; the norm is not known.
+EXPONENTIAL_PRODUCTS = 8
+#: Kernels of distances of all pairs beside the product: squares, sums and ones of both sides, two
+#: tensors joined, limits and roots; aten/src/ATen/native/Distance.cpp, _euclidean_dist.
+DISTANCE_KERNELS = 12
+
+
+def _exponential(args: Sequence[Any], out: Any) -> OperationSizes:
+    matrix = args[0]
+    side = matrix.shape[-1]
+    passes = EXPONENTIAL_PRODUCTS * _count_real_products(matrix)
+    return OperationSizes.of_product(side, side, side, batch=prod(matrix.shape[:-2]), passes=passes)
+
+
+def _list_factorizations() -> list[Entry]:
+    """A line for each factorization of matrices."""
+    return [
+        Entry((name,), "factorization", name_factorization, partial(size_factorization, name))
+        for name in FACTORIZATIONS
+    ]
+
+
+def _list_varied_attention() -> list[Entry]:
+    """A line for each operation of attention over samples of unlike lengths."""
+    return [
+        Entry((name,), "attention", name_varied_attention, partial(size_varied_attention, name))
+        for name in VARIED_ATTENTION
+    ]
+
+
+def _list_fourier() -> list[Entry]:
+    """A line for each Fourier transform."""
+    return [
+        Entry((name,), "fourier", name_fourier, partial(size_fourier, name))
+        for name in ("_fft_r2c", "_fft_c2r", "_fft_c2c")
+    ]
+
+
+#: Operations whose work is not proportional to the bytes they move, and which have no model:
+#: linear algebra, Fourier transforms, distances of all pairs, products that no line of the table
+#: describes.
+UNPRICED = (
+    "linalg_*",
+    "_linalg_*",
+    "orgqr",
+    "ormqr",
+    "lu_*",
+    "lstsq",
+    "_cdist_*",
+    "_pdist_*",
+    "_efficient_attention_*",
+    "_cudnn_attention_*",
+    "_weight_int*",
+    "_trilinear",
+    "_native_multi_head_attention",
+    "_transformer_encoder_layer_fwd",
+    "_sparse_mm*",
+    "_sparse_addmm*",
+    "_sparse_semi_structured_*",
+    "_cslt_sparse_mm",
+    "miopen_*",
+    "conv_tbc*",
+    "flex_attention*",
+    "cudnn_convolution*",
+    "mkldnn_convolution*",
+    "slow_conv*",
+    "_slow_conv2d*",
+    "_conv_depthwise2d",
+    "conv_depthwise3d",
+    "addbmm",
+    "_compute_linear_combination",
+)
+#: Those of them whose work is proportional to their bytes.
+_PRICED = (
+    "linalg_vector_norm*",
+    "linalg_cross",
+    "linalg_diagonal",
+    "_linalg_check_errors",
+    "linalg_vecdot",
+)
+
+
 #: A sparse gradient that is added to its weight.
 SPARSE_UPDATE = Entry(("add_",), "embedding_update", "sparse", _sparse_update)
 #: Two sparse gradients that are added: the rows of both in one list.
@@ -659,6 +771,13 @@ TABLE: tuple[Entry, ...] = (
         "nt",
         _recurrent_layer,
     ),
+    Entry(("_cudnn_rnn",), "recurrent", _name_recurrent, _recurrent_forward),
+    Entry(("_cudnn_rnn_backward",), "recurrent", _name_recurrent, _recurrent_backward),
+    *_list_factorizations(),
+    *_list_varied_attention(),
+    *_list_fourier(),
+    Entry(("linalg_matrix_exp",), "bmm", "nn", _exponential, launches=EXPONENTIAL_PRODUCTS),
+    Entry(("_euclidean_dist",), "bmm", "nt", size_distances, launches=DISTANCE_KERNELS),
     Entry(("bmm", "baddbmm"), "bmm", _layout, _product),
     Entry(("_grouped_mm",), "bmm", _layout_of_groups, _groups),
     Entry(
@@ -918,61 +1037,8 @@ TABLE: tuple[Entry, ...] = (
         _elements,
         pointwise=True,
     ),
+    Entry(UNPRICED, "other", "", size_unknown),
     Entry(("*",), "other", "", _elements),  # timed by its traffic, and listed as unmodelled
-)
-
-
-#: Operations whose work is not proportional to the bytes they move, and which have no model:
-#: linear algebra, Fourier transforms, distances of all pairs, products that no line of the table
-#: describes.
-UNPRICED = (
-    "linalg_*",
-    "_linalg_*",
-    "cholesky*",
-    "triangular_solve",
-    "geqrf",
-    "orgqr",
-    "ormqr",
-    "lu_*",
-    "matrix_exp",
-    "lstsq",
-    "_cholesky_solve_helper",
-    "_cdist_*",
-    "_pdist_*",
-    "_euclidean_dist",
-    "_fft_*",
-    "_varlen_attn*",
-    "_flash_attention_*",
-    "_efficient_attention_*",
-    "_cudnn_attention_*",
-    "_weight_int*",
-    "_trilinear",
-    "_native_multi_head_attention",
-    "_transformer_encoder_layer_fwd",
-    "_sparse_mm*",
-    "_sparse_addmm*",
-    "_sparse_semi_structured_*",
-    "_cslt_sparse_mm",
-    "_cudnn_rnn*",
-    "miopen_*",
-    "conv_tbc*",
-    "flex_attention*",
-    "cudnn_convolution*",
-    "mkldnn_convolution*",
-    "slow_conv*",
-    "_slow_conv2d*",
-    "_conv_depthwise2d",
-    "conv_depthwise3d",
-    "addbmm",
-    "_compute_linear_combination",
-)
-#: Those of them whose work is proportional to their bytes.
-_PRICED = (
-    "linalg_vector_norm*",
-    "linalg_cross",
-    "linalg_diagonal",
-    "_linalg_check_errors",
-    "linalg_vecdot",
 )
 
 
@@ -990,7 +1056,9 @@ def is_unpriced(name: str) -> bool:
     unpriced : bool
         True for linear algebra, Fourier transforms and the like.
     """
-    return _matches(name, UNPRICED) and not _matches(name, _PRICED)
+    if not _matches(name, UNPRICED) or _matches(name, _PRICED):
+        return False
+    return find_entry(name).kind in ("other", "elementwise")  # others have a line of their own
 
 
 @lru_cache(maxsize=4096)
