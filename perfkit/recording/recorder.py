@@ -367,7 +367,10 @@ class Recorder(TorchDispatchMode):
             entry = SPARSE_UPDATE
         else:
             entry = find_entry(schema.name, pointwise=schema.pointwise)
-        if is_unpriced(schema.name) or (schema.foreign and entry.kind == "other"):
+        is_bare = entry.kind == "other" and schema.foreign
+        # a CPU has no model of them
+        is_of_gpu = entry.kind in ("factorization", "fourier") and not self.accelerator
+        if is_unpriced(schema.name) or is_bare or is_of_gpu:
             self._unpriced[schema.name] = None
         variant = entry.name_variant(schema.name, args)
         sizes = entry.sizes(self._read_starts(schema.name, args), out)
