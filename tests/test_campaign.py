@@ -27,9 +27,16 @@ from perfkit.measure import folders, processes, timing
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import Case
 from perfkit.measure.machine import Fact
-from perfkit.measure.processes import ENVIRONMENT, START, MeasurementError, run_processes
+from perfkit.measure.processes import (
+    ENVIRONMENT,
+    START,
+    MeasurementError,
+    run_processes,
+    sharing_imports,
+)
 from perfkit.measure.records import read_measurements, write_measurements, write_record
 from perfkit.measure.samples import Sample
+from perfkit.measure.starter import can_fork
 from perfkit.measure.timing import find_disagreement, summarize_samples, time_calls, time_loader
 from perfkit.platform.platform import Platform
 from perfkit.workloads.dlrm import DLRM
@@ -270,6 +277,37 @@ def test_a_measuring_process_ends_with_its_parent_and_begins_nothing_without_it(
         [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, "")
+
+
+needs_forks = pytest.mark.skipif(not can_fork(), reason="Linux 5.3 or newer forks with handles")
+
+
+@needs_forks
+def test_processes_that_share_imports_are_new_ones_and_say_what_goes_wrong(
+    torch: Any, children: Children
+) -> None:
+    """One starter forks both ranks and the next jobs; nothing of a job is left in the next one."""
+    job = {"task": "tests.jobs:look"}
+    with sharing_imports(), sharing_imports():
+        seen = [*run_processes(job, ranks=2), *run_processes(job)]
+        assert len(children) == 1, "the starter"
+        assert {each["parent"] for each in seen} == {children[0].pid}
+        for each in seen:
+            assert each["leader"] == each["pid"] and each["jobs"] == 1
+            assert each["threads"] == 1 and each["cores"] == 1
+            assert ENVIRONMENT.items() <= each["settings"].items()
+        ranks = [each["settings"]["RANK"] + each["settings"]["WORLD_SIZE"] for each in seen]
+        assert ranks == ["02", "12", "01"] and len({each["pid"] for each in seen}) == 3
+        with pytest.raises(MeasurementError, match=r"process 0 stopped .*: KeyError: 'no_such'"):
+            run_processes({"task": "kernels", "cases": [["gemm", "no_such", {}]], "seconds": 0.0})
+        with pytest.raises(MeasurementError, match="process 0 was killed by signal 9"):
+            run_processes({"task": "tests.jobs:kill"})
+        with pytest.raises(MeasurementError, match="longer than 0 s"):
+            run_processes({"task": "tests.jobs:hang"}, timeout=0.05)
+        os.kill(children[0].pid, signal.SIGKILL)
+        children[0].wait()
+        [alone] = run_processes(job)
+        assert alone["parent"] == os.getpid(), "without its starter a new interpreter measures"
 
 
 @pytest.fixture

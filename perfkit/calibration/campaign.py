@@ -39,7 +39,7 @@ from perfkit.measure.gpu_records import ClusterMeasurements, write_cluster
 from perfkit.measure.launchers import LaunchedRanks, launched_ranks
 from perfkit.measure.leader import Leader, lead
 from perfkit.measure.machine import count_cores, describe_machine, list_versions
-from perfkit.measure.processes import MeasurementError, check_processors
+from perfkit.measure.processes import MeasurementError, check_processors, sharing_imports
 from perfkit.measure.progress import Progress, follow_progress
 from perfkit.measure.records import MeasuredRank, write_measurements
 from perfkit.measure.samples import MODELS, Sample, draw_check
@@ -286,8 +286,8 @@ def _measure_and_fit(options: _Options, target: Path | None, leader: Leader | No
         if options.stop_early:
             about.append("stop_early")
         campaign = open_campaign(*about, progress=options.progress.shown)
-        raw = write_measurements(
-            measure_platform(
+        with sharing_imports():
+            measurements = measure_platform(
                 campaign=campaign,
                 ranks=ranks,
                 quick=options.quick,
@@ -296,7 +296,7 @@ def _measure_and_fit(options: _Options, target: Path | None, leader: Leader | No
                 leader=leader,
                 progress=options.progress,
             )
-        )
+        raw = write_measurements(measurements)
     if target is not None:
         write_text(raw_file, json.dumps(raw))
     try:
@@ -410,9 +410,10 @@ def check(
     if says_part:
         told.begin("check")
     campaign = open_campaign("check", where.name, seed, about, progress=told.shown)
-    measured = measure_samples(
-        campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2
-    )
+    with sharing_imports():
+        measured = measure_samples(
+            campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2
+        )
     timed_ranks: list[MeasuredRank] = []
     for row in measured:
         for ranks in row.passes:

@@ -10,15 +10,16 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from perfkit.measure.machine import count_cores, gather_facts, list_cores
 from perfkit.measure.records import write_result
+from perfkit.measure.starter import ForkedProcess, Starter, StarterError, can_fork
 from perfkit.recording import check_torch
 
 #: Settings of measuring processes. Without them glibc returns large blocks to the system after
@@ -164,19 +165,12 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
     with tidy(), tempfile.TemporaryDirectory(prefix="perfkit-") as folder_name:
         folder = Path(folder_name)
         (folder / "job.json").write_text(json.dumps(job))
-        processes: list[subprocess.Popen[Any]] = []
+        processes: list[_Process] = []
+        starter = _Shared.starter if job.get("device", "cpu") == "cpu" else None
         try:
             for rank in range(ranks):
-                with open(folder / f"log.{rank}", "w") as log:
-                    process = subprocess.Popen(
-                        [sys.executable, "-c", START, folder_name],
-                        env={**settings, "RANK": str(rank)},
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,
-                    )
-                processes.append(process)
+                rank_settings = {**settings, "RANK": str(rank)}
+                processes.append(_start(starter, folder, folder / f"log.{rank}", rank_settings))
             _wait(processes, folder, timeout)
             return [json.loads((folder / f"result.{rank}").read_text()) for rank in range(ranks)]
         finally:
@@ -185,7 +179,50 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
                 process.wait()
 
 
-def _wait(processes: "list[subprocess.Popen[Any]]", folder: Path, timeout: float) -> None:
+_Process: TypeAlias = subprocess.Popen[Any] | ForkedProcess
+
+
+class _Shared:
+    """The starter of `sharing_imports`; None outside."""
+
+    starter: Starter | None = None
+
+
+@contextmanager
+def sharing_imports() -> Iterator[None]:
+    """Import what measuring processes need once for all that measure a CPU in this context, where
+    the system can, see `perfkit.measure.starter`."""
+    before = _Shared.starter
+    if before is not None or not can_fork():
+        yield
+        return
+    with Starter() as starter:
+        _Shared.starter = starter
+        try:
+            yield
+        finally:
+            _Shared.starter = before
+
+
+def _start(
+    starter: Starter | None, folder: Path, log: Path, settings: Mapping[str, str]
+) -> _Process:
+    """Start one rank: by a starter, or as a new interpreter, which says itself what is wrong."""
+    if starter is not None:
+        with suppress(StarterError):
+            return starter.start(folder, log, settings)
+    with open(log, "w") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", START, str(folder)],
+            env=dict(settings),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def _wait(processes: list[_Process], folder: Path, timeout: float) -> None:
     """Wait until all ranks have ended, or raise an error at the first failure."""
     deadline = time.monotonic() + timeout
     while True:
