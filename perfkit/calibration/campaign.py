@@ -26,7 +26,7 @@ from perfkit.calibration.cluster_fit import fit_cluster
 from perfkit.calibration.cluster_measure import measure_cluster
 from perfkit.calibration.cluster_plan import resize_base
 from perfkit.calibration.cpu_measure import measure_platform, measure_samples
-from perfkit.calibration.cpu_plan import ITERATION_SECONDS
+from perfkit.calibration.cpu_plan import ITERATION_SECONDS, START_SECONDS
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.fit_traces import calibrate_traces
 from perfkit.calibration.pace import name_disturbances
@@ -449,4 +449,5 @@ def expect_check(samples: Sequence[Sample], *, seconds: float = 0.8) -> float:
     seconds : float
         Of both passes [s].
     """
-    return 2.0 * len(samples) * (ITERATION_SECONDS + seconds)
+    passes = 2
+    return START_SECONDS + passes * len(samples) * (ITERATION_SECONDS + seconds)

@@ -115,9 +115,10 @@ def plan_cpu(*, ranks: int, quick: bool, models: str, stop_early: bool = False) 
     )
 
 
-#: Processor time of a kernel of one size, of an iteration with its process, and of the ladder; and
-#: time of a collective of one size beside its samples [s]; docs/formulas.md, table 7.2.
-KERNEL_SECONDS, ITERATION_SECONDS, LADDER_SECONDS, COLLECTIVE_SECONDS = 0.08, 4.5, 5.0, 0.1
+#: Time of the parts of a calibration on one machine, beside the time that the plan states for each
+#: size and each iteration [s]; docs/formulas.md, table 7.2. The first part imports PyTorch.
+START_SECONDS, LADDER_SECONDS = 3.0, 5.0
+KERNEL_SECONDS, COLLECTIVE_SECONDS, ITERATION_SECONDS = 0.02, 0.1, 2.0
 #: Collectives of all sizes [-].
 _COLLECTIVES = 75
 
@@ -143,10 +144,11 @@ def list_parts(plan: CpuPlan, ranks: int) -> list[Part]:
         # usually two rounds are enough
         iterations = sum(len(samples) for samples in plan.rounds[:2])
     parts = [
-        Part("memory", LADDER_SECONDS * plan.largest_working_set / LARGEST),
-        Part("kernels", KERNEL_SECONDS * kernels),
+        Part("memory", START_SECONDS + LADDER_SECONDS * plan.largest_working_set / LARGEST),
+        Part("kernels", (KERNEL_SECONDS + plan.kernel_seconds) * kernels),
     ]
     if ranks > 1:
         each = COLLECTIVE_SECONDS + plan.collective_seconds
         parts.append(Part("collectives", _COLLECTIVES * each))
-    return [*parts, Part("iterations", ITERATION_SECONDS * iterations)]
+    of_iteration = ITERATION_SECONDS + plan.iteration_seconds
+    return [*parts, Part("iterations", of_iteration * iterations)]

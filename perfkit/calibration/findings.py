@@ -53,7 +53,7 @@ def describe_kernels(kernels: Sequence[MeasuredKernel]) -> str:
         if kernel.kind == "embedding_forward":
             lookups.append(kernel.sizes["lookups"] / kernel.q1)
     if lookups:
-        words.append(f"up to {format_rate(max(lookups), 'lookups/s')} of tables")
+        words.append(f"up to {max(lookups) / 1e6:.0f} million lookups of tables a second")
     return ", ".join(words)
 
 

@@ -86,13 +86,11 @@ def _predict_on_gpu() -> Prediction:
 
 
 def _look_at_machine() -> bool:
-    """Print what would disturb measurements, and whether anything would."""
+    """Print what measurements depend on, and return whether anything would disturb them."""
     from perfkit.calibration.doctor import diagnose, format_findings
 
     findings = diagnose(*_DOCTOR)
-    noticed = [finding for finding in findings if finding.ok is not True]
-    steadiness = [finding for finding in findings if finding.name == "steadiness"]
-    _say(format_findings(noticed or steadiness))
+    _say(format_findings(findings))
     return any(finding.ok is False for finding in findings)
 
 

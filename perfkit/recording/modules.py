@@ -237,7 +237,11 @@ class _Recommendation(nn.Module):
         self.bottom = nn.Sequential(*_mlp((model.features, *model.bottom), last_relu=True))
         self.tables = nn.ModuleList()
         for table in (model.tables[t] for t in plan.tables_of(rank)):
-            bag = nn.EmbeddingBag(table.rows, table.dim, mode="sum", sparse=model.sparse)
+            # its own first values would take as long again, and are not used
+            weight = torch.empty(table.rows, table.dim)
+            bag = nn.EmbeddingBag.from_pretrained(
+                weight, freeze=False, mode="sum", sparse=model.sparse
+            )
             self.tables.append(bag)
             nn.init.uniform_(bag.weight, -(table.rows**-0.5), table.rows**-0.5)
         width, first = self.dim + features * (features - 1) // 2, list[nn.Module]()
