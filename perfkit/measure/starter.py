@@ -7,7 +7,6 @@ has the settings of `perfkit.measure.processes.ENVIRONMENT`, with which the star
 """
 
 import ctypes
-import gc
 import json
 import os
 import select
@@ -211,9 +210,6 @@ def serve() -> NoReturn:
     torch.set_num_threads(1)
     for name in _IMPORTED:
         import_module(name)
-    # what is imported stays: it need not be looked at again, nor copied into forked processes
-    gc.collect()
-    gc.freeze()
     while line := sys.stdin.readline():
         order = json.loads(line)
         if "ended" in order:
