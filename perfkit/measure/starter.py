@@ -13,7 +13,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +34,8 @@ START = """
 import os
 from perfkit.measure.starter import end_with, serve
 end_with(int(os.environ["PERFKIT_PARENT"]))
-serve()
+from perfkit.measure.processes import work_in
+serve(work_in)
 """
 
 
@@ -92,7 +93,8 @@ class ForkedProcess:
     def wait(self) -> int:
         """Wait for the end, and return the exit code."""
         code = self._find_code(timeout_ms=None)
-        assert code is not None  # it has ended
+        while code is None:
+            code = self._find_code(timeout_ms=None)
         return code
 
     def kill(self) -> None:
@@ -198,10 +200,17 @@ class Starter:
             raise StarterError("the starter has ended") from error
 
 
-def serve() -> NoReturn:
+def serve(work: Callable[[str], NoReturn]) -> NoReturn:
     """Be the starter: import what measuring needs, then answer the orders on standard input, each of
     them a line of JSON, until it is closed.
 
+    Parameters
+    ----------
+    work : callable
+        What a forked process does with the folder of its job; it does not return.
+
+    Notes
+    -----
     An order with ``folder``, ``log`` and ``settings`` forks a process and is answered with its
     number, one with ``ended`` with the exit code of the process of this number.
     """
@@ -219,15 +228,20 @@ def serve() -> NoReturn:
             starter = os.getpid()
             answer = os.fork()
             if answer == 0:
-                _begin(starter, **order)
+                _begin(work, starter, **order)
         print(answer, flush=True)
     os._exit(0)
 
 
-def _begin(starter: int, *, folder: str, log: str, settings: Mapping[str, str]) -> NoReturn:
+def _begin(
+    work: Callable[[str], NoReturn],
+    starter: int,
+    *,
+    folder: str,
+    log: str,
+    settings: Mapping[str, str],
+) -> NoReturn:
     """Begin the work of a forked process."""
-    from perfkit.measure.processes import work_in
-
     os.setsid()
     end_with(starter)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -236,4 +250,4 @@ def _begin(starter: int, *, folder: str, log: str, settings: Mapping[str, str]) 
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.update(settings)
-    work_in(folder)
+    work(folder)
