@@ -309,7 +309,7 @@ def find_costs(exploration: pk.Exploration, values: Mapping[str, Any]) -> CostAn
     given = _take(("price", "tokens", "samples", "mtbf", "checkpoint_time", "restart"), values)
     if not given:
         return None
-    counted = exploration.frame.columns[-1].removesuffix("_per_s")
+    counted = exploration._rate.removesuffix("_per_s")
     unit = "tokens" if counted == "tokens" else "samples"
     amount = given.pop(unit, None)
     for other in ("tokens", "samples"):

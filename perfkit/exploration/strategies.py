@@ -76,6 +76,21 @@ _MOST = 16
 _MOST_TOKENS = 32_768
 
 
+#: Columns of what is trained in a second, of which each table has one.
+_RATES = ("tokens_per_s", "images_per_s", "samples_per_s")
+#: Columns of how ranks share a model that a table has first.
+_SHOWN_FIRST = (
+    "ranks",
+    "tp",
+    "pp",
+    "cp",
+    "dp",
+    "ep",
+    "zero",
+    "micro_batch",
+    "checkpoint",
+    "schedule",
+)
 #: Rows of the Pareto front that a report shows [-].
 _SHOWN_OF_FRONT = 10
 
@@ -138,15 +153,22 @@ class Exploration(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Fields of `Strategy`; ranks [-]; low and high end of the 80 % interval of the time, and
-            stack, the software; its parts, see `perfkit.prediction.strategies.price_strategies` [s];
-            run, whether its passes were run, in place of a closed form; spread [-]; needs,
-            the memory of the fullest rank, and of a Transformer reserve, what its process takes beside
-            it, which have to fit [B]; time [s]; tokens_per_s [1/s]. For a DLRM:
+            time, low and high end of its 80 % interval [s]; needs, the memory of the fullest rank [B];
+            tokens_per_s [1/s]; ranks [-]; fields of `Strategy`; stack, the software; parts of the time,
+            see `perfkit.prediction.strategies.price_strategies` [s]; run, whether its passes were run,
+            in place of a closed form; spread [-]; and of a Transformer reserve, what its process takes
+            beside `needs`, which have to fit together [B]. For a DLRM:
             ``tables``, how they are shared, instead of the fields; parts by what bounds them; and
             samples_per_s. ``mlps`` says how all other weights are shared.
         """
-        return self.frame
+        from perfkit.ground.frames import ResultFrame  # imports polars
+
+        return ResultFrame(self.frame)
+
+    @property
+    def _rate(self) -> str:
+        """Column of what is trained in a second."""
+        return next(name for name in _RATES if name in self.frame.columns)
 
     @property
     def best(self) -> Any:
@@ -168,7 +190,9 @@ class Exploration(Tabular):
             )
             if not is_beaten:
                 kept.append(place)
-        return self.frame[kept]
+        from perfkit.ground.frames import ResultFrame  # imports polars
+
+        return ResultFrame(self.frame[kept])
 
     def chart(self) -> Picture:
         """Draw the time of the strategies of `front` over the memory that they need, a line for
@@ -234,7 +258,7 @@ class Exploration(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Rows of `table` with ``days`` [d], ``gpu_hours`` [h] and ``cost`` in that currency, the
+            Rows of `table` behind ``cost`` in that currency, ``days`` [d] and ``gpu_hours`` [h], the
             cheapest first; with `mtbf` also ``goodput``, the share of the time that is training which
             counts [-].
 
@@ -245,7 +269,7 @@ class Exploration(Tabular):
         """
         count = check_positive("tokens", tokens)
         price = check_positive("price", price_per_gpu_hour, zero=True)
-        days = count / self.frame[self.frame.columns[-1]] / 86400
+        days = count / self.frame[self._rate] / 86400
         goodput = _find_goodput(self.frame, (24.0 * days).to_list(), mtbf, checkpoint, restart)
         if goodput is not None:
             days = days / goodput
@@ -253,7 +277,14 @@ class Exploration(Tabular):
         found = self.frame.with_columns(days.alias("days"), hours, (price * hours).alias("cost"))
         if goodput is not None:
             found = found.with_columns(goodput=goodput)
-        return found.sort("cost", maintain_order=True)
+        from perfkit.ground.frames import ResultFrame  # imports polars
+
+        # what was asked for stands first
+        asked = [name for name in ("cost", "days", "gpu_hours", "goodput") if name in found.columns]
+        ranked = found.sort("cost", maintain_order=True)
+        return ResultFrame(
+            ranked.select(asked + [name for name in ranked.columns if name not in asked])
+        )
 
     def explain(self) -> str:
         """The best strategy in words: where its time goes, how sure the choice is, and what would
@@ -786,15 +817,21 @@ def _add_checkpoints(
 
 
 def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array]:
-    """Columns of the table of all that was priced; the last ones are shown of a wide table."""
+    """Columns of the table of all that was priced; the first ones are shown of a wide table."""
     low, high = find_interval(priced.time, priced.spread, 0.8)
-    columns = {**priced.ways, "low": low, "high": high, **priced.parts, "time": priced.time}
+    columns = {"time": priced.time, "low": low, "high": high, "needs": priced.needs}
     if isinstance(model, DLRM):
         columns["samples_per_s"] = model.batch / priced.time
     elif model.patch:
         columns["images_per_s"] = model.batch / priced.time
     else:
         columns["tokens_per_s"] = model.batch * model.sequence / priced.time
+    for name in _SHOWN_FIRST:
+        if name in priced.ways:
+            columns[name] = priced.ways[name]
+    for further in (priced.ways, priced.parts):
+        for name, values in further.items():
+            columns.setdefault(name, values)
     return columns
 
 

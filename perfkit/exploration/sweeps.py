@@ -92,7 +92,9 @@ class Sweep(Tabular):
             the memory of the fullest rank [B]; samples_per_s [1/s]; bottleneck; fits, whether the
             memory suffices; error, why a configuration has no time.
         """
-        return self.frame
+        from perfkit.ground.frames import ResultFrame  # imports polars
+
+        return ResultFrame(self.frame)
 
     def chart(self, x: str | None = None, y: str = "time") -> Picture:
         """Draw one column over another, with a line for each combination of the other columns.

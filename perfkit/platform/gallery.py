@@ -192,7 +192,7 @@ def platforms() -> Table:
     >>> platforms()["name"].to_list()[0]
     'a100-sxm-8'
     """
-    import polars
+    from perfkit.ground.frames import ResultFrame  # imports polars
 
     rows = []
     for name, path in list_gallery().items():
@@ -207,7 +207,7 @@ def platforms() -> Table:
         )
         evidence, device = ", ".join(sorted(set(kinds))), platform.device.name
         rows.append((name, device, platform.network.ranks, fabric, evidence, max(dates)))
-    return polars.DataFrame(
+    return ResultFrame(
         rows, schema=["name", "device", "ranks", "fabric", "evidence", "date"], orient="row"
     )
 

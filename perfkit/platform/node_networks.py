@@ -171,6 +171,8 @@ def fabrics() -> Table:
     """
     import polars as pl
 
+    from perfkit.ground.frames import ResultFrame
+
     rows = []
     for fabric in list_fabrics():
         row = {
@@ -186,4 +188,4 @@ def fabrics() -> Table:
             "source": fabric.rate.source,
         }
         rows.append(row)
-    return pl.DataFrame(rows, schema_overrides={"latency_s": pl.Float64})
+    return ResultFrame(rows, schema_overrides={"latency_s": pl.Float64})

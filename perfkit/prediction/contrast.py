@@ -72,9 +72,9 @@ class PlatformComparison(Tabular):
             intervals a_low, a_high, b_low, b_high [unit]; null if a platform does not have the
             quantity.
         """
-        import polars
+        from perfkit.ground.frames import ResultFrame  # imports polars
 
-        return polars.DataFrame(list(self.rows), schema=_COLUMNS, orient="row")
+        return ResultFrame(list(self.rows), schema=_COLUMNS, orient="row")
 
     def changes(self, errors: float = 3.0) -> Table:
         """Numbers that changed by more than their error, as between a platform and its calibration

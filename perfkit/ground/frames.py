@@ -1,0 +1,112 @@
+"""Frames of results: polars frames that print whole, with units, in a terminal and in a notebook."""
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import polars
+
+from perfkit.ground.results import write_cells
+from perfkit.ground.units import format_table
+
+#: Most rows that are printed; of a longer frame the first ones are [-].
+_MOST_ROWS = 40
+_FIRST_ROWS = 12
+#: Widest line of a table in a terminal, and longest cell [characters].
+_WIDTH = 120
+_LONGEST = 34
+
+
+class ResultFrame(polars.DataFrame):
+    """A polars frame that prints its rows with units, in place of ``6.379674``.
+
+    Columns hold what they held, numbers in base units; a column ``unit`` stands in the cells of its row. A frame that others are made of by `select`,
+    `filter`, `sort`, `head` or `tail` prints so, too; what is computed from it is a plain frame.
+
+    Examples
+    --------
+    >>> ResultFrame({"name": ["a", "b"], "time": [0.0445, 6.38], "needs": [71.7e9, 1e9]})
+    name     time    needs
+    a     44.5 ms  71.7 GB
+    b      6.38 s     1 GB
+    """
+
+    def __repr__(self) -> str:
+        """The rows as text: all, or the first ones; and the columns that fit into a line."""
+        cells = _shorten(self._write_first())
+        shown = _count_fitting(cells)
+        text = format_table([row[:shown] for row in cells], numbers=True)
+        notes = []
+        if self.height > len(cells) - 1:
+            notes.append(f"the first {len(cells) - 1} of {self.height:,} rows")
+        hidden = cells[0][shown:]
+        if hidden:
+            notes.append(f"more columns: {', '.join(hidden)}")
+        if not notes:
+            return text
+        return f"{text}\n({'; '.join(notes)})"
+
+    def __str__(self) -> str:
+        """The same."""
+        return repr(self)
+
+    def _repr_html_(self, **_: Any) -> str:
+        """All columns, as a table of a notebook."""
+        cells = self._write_first()
+        lines = ['<div style="overflow-x: auto"><table class="dataframe">']
+        for number, row in enumerate(cells):
+            tag = "td" if number else "th"
+            words = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+            lines.append(f"<tr>{words}</tr>")
+        lines.append("</table></div>")
+        if self.height > len(cells) - 1:
+            lines.append(f"<p>the first {len(cells) - 1} of {self.height:,} rows</p>")
+        return "\n".join(lines)
+
+    def _write_first(self) -> list[Sequence[str]]:
+        """Cells of the rows that are shown, the heads first."""
+        rows = self.height if self.height <= _MOST_ROWS else _FIRST_ROWS
+        names = [name for name in self.columns if name != "unit"]
+        # names as a program asks for them, in place of words
+        return [names, *write_cells(self[:rows])[1:]]
+
+    def select(self, *columns: Any, **named: Any) -> "ResultFrame":
+        """As polars does."""
+        return ResultFrame(super().select(*columns, **named))
+
+    def filter(self, *conditions: Any, **named: Any) -> "ResultFrame":
+        """As polars does."""
+        return ResultFrame(super().filter(*conditions, **named))
+
+    def sort(self, *columns: Any, **named: Any) -> "ResultFrame":
+        """As polars does."""
+        return ResultFrame(super().sort(*columns, **named))
+
+    def head(self, n: int = 5) -> "ResultFrame":
+        """As polars does."""
+        return ResultFrame(super().head(n))
+
+    def tail(self, n: int = 5) -> "ResultFrame":
+        """As polars does."""
+        return ResultFrame(super().tail(n))
+
+
+def _shorten(cells: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Cells of which none is too long for a line."""
+    shortened = []
+    for row in cells:
+        short = []
+        for cell in row:
+            short.append(cell if len(cell) <= _LONGEST else f"{cell[: _LONGEST - 1]}…")
+        shortened.append(short)
+    return shortened
+
+
+def _count_fitting(cells: Sequence[Sequence[str]]) -> int:
+    """How many columns fit beside each other; at least one."""
+    used = 0
+    for number, column in enumerate(zip(*cells, strict=True)):
+        used += max(map(len, column)) + 2
+        if number and used - 2 > _WIDTH:
+            return number
+    return len(cells[0])
