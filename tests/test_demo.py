@@ -125,6 +125,6 @@ def test_errors_are_explained_and_the_usual_pace_is_shown_where_it_moved() -> No
     runs = tuple(run | {"relative_s": 1.2 * run["measured_s"]} for run in some_comparison().runs)
     moved = Comparison(runs, "x", {}, {})
     assert moved.pace_moved() == pytest.approx(0.182, abs=0.001)
-    assert "at its usual pace" in moved.as_text()
+    assert "converted to its usual pace" in moved.as_text()
     named = Comparison((runs[0] | {"description": "dlrm, 8 tables"}, *runs[1:]), "x", {}, {})
     assert "dlrm, 8 tables" in named.as_text()
