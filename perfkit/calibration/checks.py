@@ -442,7 +442,7 @@ class Comparison(Tabular):
         return (
             f"{len(self.runs)} runs on {self.platform}: "
             f"error {100 * figures['geomean']:.1f} % geomean, {100 * figures['mean']:.1f} % mean, "
-            f"{100 * figures['max']:.0f} % at most ({worst['name']}, "
+            f"{100 * figures['max']:.0f} % at most ({worst.get('description', worst['name'])}, "
             f"{format_time(worst['measured_s'])}); noise floor {100 * figures['floor']:.1f} %; "
             f"{figures['inside']:.0%} inside the 80 % interval"
         )
