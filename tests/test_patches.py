@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from perfkit.recording import patches, precision, scripts_answers, steps  # noqa: E402
+from perfkit.recording import patches, precision, sandbox, scripts_answers, steps  # noqa: E402
 from perfkit.recording.patches import CHECKED, Patch, apply_patches  # noqa: E402
 from perfkit.recording.recorder import Recorder  # noqa: E402
 
@@ -101,6 +101,8 @@ EXPECTED = {
     "torch.autograd.graph.saved_tensors_hooks.__init__": "(self, pack_hook, unpack_hook)",
     "torch.autograd.graph.save_on_cpu.__init__": "(self, ...)",
     "torch.nn.attention.flex_attention._validate_device": "(query, key, value)",
+    "torch.autograd.grad_mode.inference_mode.__enter__": "(self)",
+    "torch.autograd.grad_mode.inference_mode.__exit__": "(self, exc_type, exc_value, traceback)",
     "torch.cuda.set_stream": "(stream)",
     "torch.cuda.is_initialized": "()",
     "torch.cuda.get_arch_list": "()",
@@ -206,6 +208,7 @@ def list_all_patches() -> list[Patch]:
         *precision.list_patches(note, recorder.places),
         *steps.list_patches(recorder, steps._LazyTensors([]), compiler),
         *scripts_answers.list_patches(recorder, ranks=2, rank=0),
+        *sandbox.InferenceModes().list_patches(),
     ]
 
 

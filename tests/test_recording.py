@@ -722,7 +722,7 @@ def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:
         capture(lambda: nn.Linear(4, 4).zero_grad, ranks=4)
 
 
-def _list_replaced() -> list[Any]:
+def list_replaced() -> list[Any]:
     """Everything of the process that a capture replaces; lists and mappings with what they hold."""
     of_modules = [
         nn.Module._apply,
@@ -766,8 +766,8 @@ def _list_replaced() -> list[Any]:
     return [*of_modules, *of_optimizers, *of_ranks, *of_tensors, *of_process]
 
 
-def _is_as_before(before: list[Any]) -> bool:
-    return all(a is b or a == b for a, b in zip(_list_replaced(), before, strict=True))
+def is_as_before(before: list[Any], after: list[Any]) -> bool:
+    return all(a is b or a == b for a, b in zip(after, before, strict=True))
 
 
 def test_captures_in_threads_take_turns_and_leave_nothing_replaced() -> None:
@@ -793,10 +793,10 @@ def test_captures_in_threads_take_turns_and_leave_nothing_replaced() -> None:
         make, ranks = kinds[number % 3]
         return capture(make, ranks=ranks)
 
-    alone, before = [run(number) for number in range(3)], _list_replaced()
+    alone, before = [run(number) for number in range(3)], list_replaced()
     with ThreadPoolExecutor(8) as pool:
         graphs = list(pool.map(run, range(16)))
-    assert _is_as_before(before)
+    assert is_as_before(before, list_replaced())
     for number, graph in enumerate(graphs):
         own = alone[number % 3]
         assert (graph.labels, graph.tables, graph.waits is None) == (
@@ -816,10 +816,10 @@ def test_a_capture_that_fails_leaves_nothing_replaced(
     def fail() -> None:
         raise error
 
-    before = _list_replaced()
+    before = list_replaced()
     with pytest.raises(error):
         capture(lambda: fail if late else fail(), ranks=2, device="cuda")  # type: ignore[func-returns-value]
-    assert _is_as_before(before)
+    assert is_as_before(before, list_replaced())
     with ThreadPoolExecutor(1) as pool:  # and nobody waits for it
         assert len(pool.submit(capture, lambda: lambda: torch.randn(3).sum()).result(30))
 

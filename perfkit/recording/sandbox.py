@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
-from perfkit.recording.patches import apply_patches, end_group, fake_ranks, list_patches
+from perfkit.recording.patches import Patch, apply_patches, end_group, fake_ranks, list_patches
 from perfkit.recording.refusals import VALUE_ERRORS, explain, refuse
 
 _FAKE_LOGGER = "torch._subclasses.fake_tensor"
@@ -118,8 +120,25 @@ def _list_settings() -> list[Setting]:
         Setting(torch.get_num_threads, torch.set_num_threads),
         # the first use of the compiler switches these checks off
         Setting(_is_validating, Distribution.set_default_validate_args),
+        Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+        *_list_autocast_settings(),
         *_list_number_formats(),
     ]
+
+
+def _list_autocast_settings() -> list[Setting]:
+    """Whether autocast is on for each kind of device, and its data type."""
+    settings = []
+    for kind in ("cpu", "cuda"):
+        settings += [
+            Setting(
+                partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)
+            ),
+            Setting(
+                partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)
+            ),
+        ]
+    return settings
 
 
 def _is_validating() -> bool:
@@ -145,17 +164,40 @@ def _keep_settings() -> Iterator[None]:
     """Restore random numbers and settings of PyTorch."""
     generators = [(generator, generator.read()) for generator in _list_generators()]
     settings = [(setting, _read(setting)) for setting in _list_settings()]
-    device = _device.CURRENT_DEVICE
     try:
         yield
     finally:
-        if device != _device.CURRENT_DEVICE:
-            torch.set_default_device(device)
+        torch.clear_autocast_cache()  # it may hold weights that are gone
         for generator, state in generators:
             generator.write(state)
         for setting, value in settings:
             if value is not None and _read(setting) != value:
                 setting.write(value)
+
+
+@contextmanager
+def _keep_default_device() -> Iterator[None]:
+    """Restore the device of tensors that name none. PyTorch keeps it below all modes that see its
+    calls, also where a region of a device was never left."""
+    modes, device = _get_current_function_mode_stack(), _device.CURRENT_DEVICE
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    try:
+        yield
+    finally:
+        _set_function_modes(modes)
+        _device.CURRENT_DEVICE = device
+        torch._GLOBAL_DEVICE_CONTEXT.device_context = default
+
+
+def _set_function_modes(modes: list[Any]) -> None:
+    """Let these modes see calls of PyTorch, the innermost one last."""
+    left = _get_current_function_mode_stack()
+    if [*map(id, left)] == [*map(id, modes)]:
+        return
+    for _ in left:
+        torch._C._pop_torch_function_stack()
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 def _read(setting: Setting) -> Any:
@@ -256,6 +298,81 @@ def _restore_tensors(states: list[_TensorState]) -> None:
         torch._C._autograd._unsafe_set_version_counter(tuple(changed), tuple(versions))
 
 
+# -- contexts that a step may leave open
+# ---------------------------------------------------------------------------------
+
+
+class InferenceModes:
+    """Regions of `torch.inference_mode` that a step is in."""
+
+    def __init__(self) -> None:
+        self._entered: list[Any] = []  # the innermost one last
+        self._enter, self._exit = torch.inference_mode.__enter__, torch.inference_mode.__exit__
+
+    def list_patches(self) -> list[Patch]:
+        """Patches that tell of regions."""
+
+        def enter(region: Any) -> None:
+            self._enter(region)
+            self._entered.append(region)
+
+        def leave(region: Any, *args: Any) -> None:
+            # one that was left at the end of the capture is not left again
+            if region in self._entered:
+                self._entered.remove(region)
+                self._exit(region, *args)
+
+        reason = "a step that ends inside of torch.inference_mode leaves its process in the capture"
+        return [
+            Patch(torch.inference_mode, "__enter__", enter, reason),
+            Patch(torch.inference_mode, "__exit__", leave, reason),
+        ]
+
+    def leave_all(self) -> None:
+        """Leave all regions, the innermost one first."""
+        while self._entered:
+            self._exit(self._entered.pop(), None, None, None)
+
+
+@contextmanager
+def close_contexts(note: Callable[[str], Any]) -> Iterator[None]:
+    """Leave the modes of PyTorch that a step has entered and not left, as it ended with an error, or
+    as a generator is still inside of them.
+
+    Parameters
+    ----------
+    note : callable
+        Receives what is said of patches.
+    """
+    modes = _get_current_function_mode_stack()
+    operations = len(_get_current_dispatch_mode_stack())
+    hooks, depth = _find_saving_hooks(), _count_autocast_regions()
+    regions = InferenceModes()
+    with apply_patches(regions.list_patches(), note):
+        try:
+            yield
+        finally:
+            regions.leave_all()
+            _set_function_modes(modes)
+            for _ in range(len(_get_current_dispatch_mode_stack()) - operations):
+                _pop_mode()
+            while _find_saving_hooks() not in (hooks, None):
+                torch._C._autograd._pop_saved_tensors_default_hooks()
+            for _ in range(_count_autocast_regions() - depth):
+                torch.autocast_decrement_nesting()
+
+
+def _find_saving_hooks() -> Any:
+    """The innermost hooks for tensors that are saved for the backward pass; None without."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _count_autocast_regions() -> int:
+    """How many regions of autocast the process is in."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
 # -- the sandbox
 # ----------------------------------------------------------------------------------------------------
 
@@ -279,6 +396,7 @@ def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
     """
     with _ALONE, ExitStack() as stack:
         stack.enter_context(quieten())
+        stack.enter_context(_keep_default_device())
         stack.enter_context(_keep_settings())
         stack.enter_context(_keep_objects())
         note = recorder.values.notes.setdefault

@@ -61,7 +61,7 @@ from perfkit.recording.refusals import (
     is_called_by_compiled_code,
     refuse,
 )
-from perfkit.recording.sandbox import find_alive, open_sandbox, quieten
+from perfkit.recording.sandbox import close_contexts, find_alive, open_sandbox, quieten
 from perfkit.recording.scripts_answers import answer_steps
 from perfkit.recording.trails import USUAL
 from perfkit.recording.values import compute
@@ -712,6 +712,7 @@ def open_capture(recorder: Recorder, ranks: int, rank: int) -> Iterator[None]:
         recorder.values.fake,
         recorder,
         _Calls(recorder),
+        close_contexts(recorder.values.notes.setdefault),
     ):
         yield
 

@@ -8,7 +8,7 @@ layer runs. So a step that asks for such a value gets an answer.
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -347,6 +347,14 @@ class Values:
             return self._choose(given[0])
         if name == "_grouped_mm" and isinstance(args[2], Tensor) and not _is_known(args[2]):
             self.notes[BALANCED] = None
+        if name == "_pack_padded_sequence":
+            packed = self._pack(*args)
+            if packed is not None:
+                return packed
+        if name == "masked_select":
+            selected = self._select(args[0], args[1])
+            if selected is not None:
+                return selected
         lengths = self.pretend(args[3]).constant if name == "_ctc_loss" else None
         if lengths is not None:
             states = compute(lambda: 2 * int(lengths.max()) + 1)
@@ -650,6 +658,35 @@ class Values:
                 (round(share * mask.numel()), mask.dim()), (mask.dim(), 1), torch.long, mask.device
             )
         return _keep(self.fake, compute(lambda: torch.ones(mask.shape).nonzero()))
+
+    def _select(self, tensor: Tensor, mask: Tensor) -> Tensor | None:
+        """The elements of a tensor where a mask is true; None if their number is not known."""
+        shape = compute(torch.broadcast_shapes, tensor.shape, mask.shape)
+        total = prod(shape)
+        known = self.pretend(mask).constant
+        if known is not None:
+            count = compute(lambda: int(known.sum())) * (total // max(known.numel(), 1))
+        else:
+            share = self.choices.find_share(mask)
+            if share is None:
+                return None
+            self.notes[BALANCED] = None
+            count = round(share * total)
+        return self._make((count,), (1,), tensor.dtype, self.pretend(tensor).device)
+
+    def _pack(self, rows: Tensor, lengths: Tensor, batch_first: bool) -> Any:
+        """Elements of sequences of known lengths by time step, and how many sequences reach each time
+        step, as a real tensor: PyTorch reads it in the backward pass, past its dispatch. None if the
+        lengths are not known."""
+        known = self.pretend(lengths).constant
+        if known is None:
+            return None
+        numbers = compute(known.tolist)
+        batches = [sum(number > step for number in numbers) for step in range(max(numbers))]
+        shape = (sum(numbers), *rows.shape[2:])
+        strides = compute(lambda: torch.empty(shape, device="meta").stride())
+        data = self._make(shape, strides, rows.dtype, self.pretend(rows).device)
+        return data, compute(torch.tensor, batches)
 
     def _split(self, index: Any) -> Sequence[Any]:
         """Indices of the places where a mask is true; other indices as they are."""

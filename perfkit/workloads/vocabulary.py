@@ -920,6 +920,7 @@ TABLE: tuple[Entry, ...] = (
         _parts_of_buffer,
     ),
     Entry(("clone", "contiguous"), "copy", "clone", _moved),
+    Entry(("_pack_padded_sequence",), "copy", "cat", _moved),
     Entry(("index", "masked_select"), "copy", "", _indexed),
     # a GPU sorts the indices to add without conflicts
     Entry(
