@@ -154,6 +154,7 @@ def _list_arguments(
     yield "placement", shorten("--quick")
     yield "plan_limits", shorten("--quick")
     yield "captures", []
+    yield "capture_cases", []
     yield "scripts", []
     yield "gpu_vision", []
     yield "encoders", []

@@ -154,8 +154,17 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 #: In order, those that need the data of others in a list of their own.
-MEASURED = ["imbalance", "speed", "peers", "placement", "plan_limits", "captures", "scripts"]
-MEASURED += ["gpu_vision", "encoders", "walk", "checks", "gpu_steps", "gpu_survey"]
+MEASURED = ["imbalance", "speed", "peers", "placement", "plan_limits", "captures"]
+MEASURED += [
+    "capture_cases",
+    "scripts",
+    "gpu_vision",
+    "encoders",
+    "walk",
+    "checks",
+    "gpu_steps",
+    "gpu_survey",
+]
 SHARED = ["gpu_forms", "few_nodes", "gpu_networks", "gpu_unet", "traced", "v100_embeddings"]
 SHARED += ["lookups", "host_tables", "updates", "published_memory"]
 SAVED = [

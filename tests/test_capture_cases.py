@@ -185,6 +185,30 @@ def test_statistics_of_computed_numbers_may_be_logged_and_do_not_decide(decides:
         assert len(capture(make_step))
 
 
+# -- calls that differ
+
+
+@pytest.mark.parametrize("by_number", [True, False])
+def test_a_note_tells_work_of_every_third_call_from_work_that_is_drawn(by_number: bool) -> None:
+    def make_step() -> Step:
+        nets, calls = [nn.Linear(4, 4), nn.Linear(4, 4)], [0]
+
+        def step() -> None:
+            calls[0] += 1
+            x = nets[0](torch.randn(2, 4))
+            is_drawn = int(torch.randint(2, (1,))) > 0  # a known number, on which little depends
+            if calls[0] % 3 == 0 if by_number else is_drawn:
+                x = nets[1](x)
+            x.sum().backward()
+
+        return step
+
+    with pytest.warns(UserWarning) as said:
+        capture(make_step)
+    [text] = [str(each.message) for each in said]
+    assert ("the calls of the step differ" if by_number else "numbers that the step draws") in text
+
+
 # -- pinned memory
 
 
@@ -207,3 +231,17 @@ def test_a_tensor_from_outside_is_pinned_and_stays_known() -> None:
     assert list_names(pinned) == ["copy_inputs", *list_names(plain)]
     assert list_names(plain)[0] == "to"
     assert not data.is_pinned()
+
+
+# -- the counted table of cases
+
+
+def test_a_line_of_a_case_is_judged_by_its_words(tmp_path: Path, capsys: Any) -> None:
+    from benchmarks.capture_cases import Case, judge_line, main
+
+    case = Case("log_max", "captured", r"^(?!!!)")
+    assert judge_line(case, ["log_max        []", "log_mean  !! ValueError"]) is None
+    assert judge_line(case, ["log_max    !! ValueError: no"]) == "!! ValueError: no"
+    assert judge_line(case, ["log_maximum  []"]) == "no line"
+    assert main(["--folder", str(tmp_path)]) == 0
+    assert "skipped: " in capsys.readouterr().out

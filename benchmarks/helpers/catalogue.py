@@ -245,6 +245,15 @@ BENCHMARKS = (
         is_estimated=True,
     ),
     Benchmark(
+        "capture_cases",
+        "Do small awkward steps that once broke captures behave as they should?",
+        "",
+        40,
+        (Need.TORCH,),
+        "",
+        "",
+    ),
+    Benchmark(
         "scripts",
         "Which training scripts of a folder of yours are captured as they are, and is it what they run?",
         "",

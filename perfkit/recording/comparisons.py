@@ -13,6 +13,7 @@ import torch
 from perfkit.recording.questions import Question
 from perfkit.recording.recorder import Recorder
 from perfkit.recording.refusals import LIBRARIES, NEEDED, Refused, explain
+from perfkit.recording.sandbox import list_generators
 from perfkit.recording.trails import USUAL, EndlessStep, Trail, Trial
 from perfkit.recording.values import compute
 
@@ -147,6 +148,14 @@ def _run(recorder: Recorder, step: Step, trial: Trial = USUAL) -> tuple[Trail, b
     return trail, others_drew or (torch_own != torch_after and trail.asked)
 
 
+def _do_draws_decide(recorder: Recorder, step: Step, other: Trail, states: list[Any]) -> bool:
+    """Whether one more call does the same as another one if it draws the same numbers: then these make
+    the difference to the recorded call, and not the number of the call."""
+    for generator, state in zip(list_generators(), states, strict=True):
+        compute(generator.write, state)
+    return are_alike(other, _repeat(recorder, step))
+
+
 def _repeat(recorder: Recorder, step: Step) -> Trail | None:
     """One more call, which is not recorded; None if the step cannot be called again."""
     try:
@@ -256,11 +265,12 @@ def compare_calls(recorder: Recorder, step: Step, calls: Calls, *, rare_update: 
     if calls.drawn:
         fewest, budget = 2, MOST_OPERATIONS
     for _ in range(min(MOST_CALLS, max(fewest, budget // max(operations, 1)))):
+        states = [compute(generator.read) for generator in list_generators()]
         other = _repeat(recorder, step)
         if rare_update and other is not None and other.steps != recorded.steps:
             break
         if other is not None and not are_alike(recorded, other):
-            if calls.drawn:
+            if calls.drawn and _do_draws_decide(recorder, step, other, states):
                 return [DRAWN]
             return [CALLS.format(describe_difference(recorded, other))]
     if recorded.read:

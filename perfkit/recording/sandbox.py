@@ -91,7 +91,7 @@ class Setting(NamedTuple):
     write: Callable[[Any], Any]
 
 
-def _list_generators() -> list[Setting]:
+def list_generators() -> list[Setting]:
     """States of the random generators of PyTorch, Python and NumPy."""
     return [
         Setting(torch.get_rng_state, torch.set_rng_state),
@@ -162,7 +162,7 @@ def _list_number_formats() -> list[Setting]:
 @contextmanager
 def _keep_settings() -> Iterator[None]:
     """Restore random numbers and settings of PyTorch."""
-    generators = [(generator, generator.read()) for generator in _list_generators()]
+    generators = [(generator, generator.read()) for generator in list_generators()]
     settings = [(setting, _read(setting)) for setting in _list_settings()]
     try:
         yield
@@ -316,11 +316,11 @@ class InferenceModes:
             self._enter(region)
             self._entered.append(region)
 
-        def leave(region: Any, *args: Any) -> None:
+        def leave(region: Any, exc_type: Any, exc_value: Any, traceback: Any) -> None:
             # one that was left at the end of the capture is not left again
             if region in self._entered:
                 self._entered.remove(region)
-                self._exit(region, *args)
+                self._exit(region, exc_type, exc_value, traceback)
 
         reason = "a step that ends inside of torch.inference_mode leaves its process in the capture"
         return [
