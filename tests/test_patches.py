@@ -99,7 +99,7 @@ EXPECTED = {
     "torch._dynamo.eval_frame._callback_from_stance": "(callback)",
     "torch.nn.modules.module._has_any_global_hook": "()",
     "torch.autograd.graph.saved_tensors_hooks.__init__": "(self, pack_hook, unpack_hook)",
-    "torch.autograd.graph.save_on_cpu.__init__": "(self, ...)",
+    "torch.autograd.graph.save_on_cpu.__init__": "(self, pin_memory=, device_type=)",
     "torch.nn.attention.flex_attention._validate_device": "(query, key, value)",
     "torch.autograd.grad_mode.inference_mode.__enter__": "(self)",
     "torch.autograd.grad_mode.inference_mode.__exit__": "(self, exc_type, exc_value, traceback)",

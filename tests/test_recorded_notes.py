@@ -348,10 +348,13 @@ CASES: dict[str, Twins] = {
     "layer drop of NumPy": Twins(
         drop_layers(np.random.rand, 0.5), "one draw", drop_layers(np.random.rand, 0.0), "cpu"
     ),
-    "saved on the host": Twins(save(save_on_cpu), "saved for the backward pass", PLAIN),
+    "saved on the host": Twins(save(save_on_cpu), "", PLAIN),
+    "saved in pinned memory": Twins(
+        save(lambda: save_on_cpu(pin_memory=True)), "the host goes on", save(save_on_cpu)
+    ),
     "saved by hooks": Twins(
         save(lambda: saved_tensors_hooks(lambda t: t.cpu(), lambda t: t.to("cuda"))),
-        "saved for the backward pass",
+        "",
         save(lambda: saved_tensors_hooks(lambda t: t.half(), lambda t: t.float())),
     ),
     "work of the host": Twins(move(True), "works on tensors of the host", move(False)),
@@ -400,6 +403,19 @@ def test_what_is_not_counted_is_said_once_and_only_where_it_is_so(
     else:
         assert not notes
     assert not list_notes(case.healthy, case.device)
+
+
+def test_graphs_of_the_compiler_are_launched_at_once() -> None:
+    """Inductor's merge kernels before; the backend of this name merges none."""
+    plain = capture(compiled(), device="cuda")
+    reduced = capture(compiled(mode="reduce-overhead"), device="cuda")
+    graphed = capture(compiled(backend="cudagraphs"), device="cuda")
+    not_merged = capture(compiled(backend="aot_eager"), device="cuda")
+    graphs = [plain, reduced, graphed, not_merged]
+    executions = [graph.execution for graph in graphs]
+    assert executions == ["compiled", "graphs", "graphs", "eager"]
+    assert reduced.labels == plain.labels
+    assert graphed.labels == not_merged.labels
 
 
 def test_a_backend_that_merges_nothing_leaves_the_operations_as_they_are() -> None:

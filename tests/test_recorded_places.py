@@ -1,10 +1,13 @@
 """What a captured step is told of the device of its tensors, and which copies it makes by that."""
 
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
@@ -404,3 +407,47 @@ def test_a_rehearsed_platform_says_so_and_unknown_hosts_are_priced_as_pageable()
         warnings = predict(graph, other).warnings
     assert any("nothing was timed, and its numbers are those of h100" in text for text in warnings)
     assert any("priced like those of other memory, at 8.1 GB/s" in text for text in warnings)
+
+
+def find_peak(graph: Graph) -> float:
+    """Most memory of the GPU that is allocated at a time [B]."""
+    return float(np.cumsum(graph.allocations.nbytes).max())
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_saved_tensors_move_to_the_host_and_back(pinned: bool) -> None:
+    """Sines save their inputs, 12 of 8 kB: on the GPU a few are alive at a time, without hooks all."""
+
+    def make(saves: bool) -> Any:
+        def make_step() -> Any:
+            weight = nn.Parameter(torch.randn(2048, device="cuda"))
+
+            def step() -> None:
+                hooks = nullcontext()
+                if saves:
+                    hooks = torch.autograd.graph.save_on_cpu(pin_memory=pinned)
+                with hooks:
+                    loss = weight
+                    for _ in range(12):
+                        loss = loss.sin()
+                loss.sum().backward()
+
+            return step
+
+        return make_step
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = capture(make(saves=True), device="cuda")
+        plain = capture(make(saves=False), device="cuda")
+    transfers = [
+        (label.variant, elements)
+        for label, elements in zip(graph.labels, graph.column("elements"), strict=True)
+        if label.kind == "transfer" and elements
+    ]
+    moved = [("to_host", 2048.0)] * 12
+    if not pinned:  # copies of pinned memory run beside the host, as kernels do
+        moved += [("to_device", 2048.0)] * 12
+    assert transfers == moved
+    assert not list_transfers(plain)
+    assert find_peak(plain) - find_peak(graph) >= 8 * 8192

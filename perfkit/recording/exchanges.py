@@ -35,7 +35,11 @@ PAIR = (
     "a send from one rank to another is priced as a broadcast between the two; the time that a rank waits for the work "
     "of the other is left out"
 )
-#: Assumption for kernels that are replayed.
+#: Assumptions for kernels that are replayed, by the compiler and by a call of the user.
+COMPILED_GRAPHS = (
+    "with CUDA graphs of torch.compile (triton.cudagraphs) all kernels count as launched at once, also those of the "
+    "optimizer"
+)
 GRAPHED = "with torch.cuda.make_graphed_callables all kernels count as launched at once, also those of the optimizer"
 
 

@@ -20,7 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.recording.alike import find_reduction
-from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, find_ranks, name_collective
+from perfkit.recording.exchanges import (
+    COMPILED_GRAPHS,
+    GRAPHED,
+    Exchanges,
+    answer,
+    find_ranks,
+    name_collective,
+)
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.places import LISTS, Places
 from perfkit.recording.questions import (
@@ -194,7 +201,6 @@ class Recorder(TorchDispatchMode):
         self.modules: list[str] = []  # paths of the running modules, the innermost one last
         self.compiled: set[str] = set()  # phases that are compiled
         self.places = Places(self.values, accelerator)  # which tensors are on the host
-        self.packing = False  # whether a hook of the user saves a tensor for the backward pass
         self._copying = False  # whether a tensor is copied between host and GPU
         # called after each backward pass
         self.at_end_of_backward: Callable[[], None] | None = None
@@ -741,7 +747,9 @@ class Recorder(TorchDispatchMode):
             allocations=self._list_allocations(),
         )
         graph = compile_graph(graph, self.compiled) if self.compiled else graph
-        return replace(graph, execution="graphs") if GRAPHED in graph.notes else graph
+        if GRAPHED in graph.notes or COMPILED_GRAPHS in graph.notes:
+            return replace(graph, execution="graphs")
+        return graph
 
     def _list_allocations(self) -> Allocations:
         """Allocations of the device as a column of the graph; copies on the host are not among

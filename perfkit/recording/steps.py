@@ -37,6 +37,7 @@ from perfkit.recording.arguments import (
     read_device,
 )
 from perfkit.recording.comparisons import compare_calls, record_call
+from perfkit.recording.exchanges import COMPILED_GRAPHS
 from perfkit.recording.flexible import attend, is_flexible, patch_flexible_attention
 from perfkit.recording.packed import find_lengths, pad_packed_sequence
 from perfkit.recording.patches import Patch, apply_patches, load_batches
@@ -89,14 +90,16 @@ RECURRENT_FP32 = (
 OTHER_BACKEND = (
     "torch.compile with backend={} counts like Inductor, which merges element-wise kernels"
 )
-COMPILER_OPTIONS = "options of torch.compile are not counted ({}): kernels count as those of its default mode, launched one by one"
+COMPILER_OPTIONS = (
+    "options of torch.compile are not counted ({}): kernels count as those of its default mode"
+)
 ONE_GPU = (
     "nn.DataParallel counts as one GPU; to use several, wrap the model in "
     "torch.nn.parallel.DistributedDataParallel and pass ranks="
 )
 SAVED_ON_HOST = (
-    "tensors saved for the backward pass are moved to the host; the capture keeps them in the memory of the GPU, and "
-    "does not count the copies as a GPU would run them"
+    "with save_on_cpu(pin_memory=True) saved tensors are copied to the host as those of memory that is not pinned, and "
+    "the host waits for them; a GPU copies them faster, and the host goes on"
 )
 NON_BLOCKING = "copies with non_blocking=True of memory that is not pinned count like blocking ones, for which the host waits"
 QUANTIZED = (
@@ -107,6 +110,8 @@ FOREIGN_CODE = (
     "the model yourself and give it"
 )
 _HOST = torch.device("cpu")
+#: Backend that merges no kernels and replays graphs of them, and Inductor's option for such graphs.
+GRAPHING, GRAPHS_OPTION = "cudagraphs", "triton.cudagraphs"
 #: The target of `Tensor.cpu`.
 _CPU = torch.device("cpu")
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
@@ -258,8 +263,6 @@ class _Calls(TorchFunctionMode):
             tensor = recorder.move(tensor, to_host=False, host_waits=not non_blocking)
         elif recorder.accelerator and given and not to_gpu and self._takes_to_host(tensor, given):
             tensor = recorder.move(tensor, to_host=True)
-            if recorder.packing:
-                recorder.values.notes[SAVED_ON_HOST] = None
         if "device" in kwargs:
             kwargs = {**kwargs, "device": find_storing_device(kwargs["device"], caller)}
         options = tuple(find_storing_device(option, caller) for option in options)
@@ -839,16 +842,21 @@ class _Compiler:
         if not callback:
             return
         backend = _find_backend(callback)
-        self.merges = backend.name not in NOT_MERGING
+        self.merges = backend.name not in (*NOT_MERGING, GRAPHING)
+        notes = self._recorder.values.notes
+        if self._recorder.accelerator and (
+            backend.name == GRAPHING or GRAPHS_OPTION in backend.options
+        ):
+            notes[COMPILED_GRAPHS] = None
         if not self.merges:
             return
-        notes = self._recorder.values.notes
         notes[COMPILED] = None
         self._recorder.compiled |= {"forward", "backward"}
         if backend.name and backend.name != "inductor":
             notes[OTHER_BACKEND.format(backend.name)] = None
-        if backend.options:
-            notes[COMPILER_OPTIONS.format(", ".join(backend.options))] = None
+        others = [option for option in backend.options if option != GRAPHS_OPTION]
+        if others:
+            notes[COMPILER_OPTIONS.format(", ".join(others))] = None
 
 
 def list_patches(
@@ -916,18 +924,29 @@ def list_patches(
     return patches
 
 
+class SavedTensor(NamedTuple):
+    """A tensor that is saved for the backward pass.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        It, or its copy on the host.
+    is_moved : bool
+        Whether it is a copy.
+    """
+
+    tensor: Tensor
+    is_moved: bool
+
+
 def _patch_saved_tensors(recorder: Recorder) -> list[Patch]:
     """Hooks of the user for tensors that are saved for the backward pass."""
-    save, keep = saved_tensors_hooks.__init__, save_on_cpu.__init__
+    save = saved_tensors_hooks.__init__
 
     def watch_hooks(hooks: Any, pack_hook: Any, unpack_hook: Any) -> None:
         def pack_and_look(tensor: Any) -> Any:
-            recorder.packing = True
-            try:
-                with _see_calls(recorder):
-                    return pack_hook(tensor)
-            finally:
-                recorder.packing = False
+            with _see_calls(recorder):
+                return pack_hook(tensor)
 
         def unpack_and_look(packed: Any) -> Any:
             with _see_calls(recorder):
@@ -938,9 +957,24 @@ def _patch_saved_tensors(recorder: Recorder) -> list[Patch]:
         else:  # a checkpoint
             save(hooks, pack_hook, unpack_hook)
 
-    def keep_on_host(hooks: Any, *args: Any, **kwargs: Any) -> None:
-        recorder.values.notes[SAVED_ON_HOST] = None
-        keep(hooks, *args, **kwargs)
+    def keep_on_host(hooks: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        if pin_memory:
+            recorder.values.notes[SAVED_ON_HOST] = None
+
+        def move_to_host(tensor: Tensor) -> SavedTensor:
+            if recorder.places.is_on_host(tensor):
+                return SavedTensor(tensor, is_moved=False)
+            moved = recorder.move(tensor, to_host=True)
+            if pin_memory:
+                recorder.places.note_pinned(moved)
+            return SavedTensor(moved, is_moved=True)
+
+        def move_back(saved: SavedTensor) -> Tensor:
+            if not saved.is_moved:
+                return saved.tensor
+            return recorder.move(saved.tensor, to_host=False, host_waits=not pin_memory)
+
+        save(hooks, move_to_host, move_back)
 
     reason = "saved tensors that move to the host count as the GPU's without a word"
     return [
