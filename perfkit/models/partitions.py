@@ -510,7 +510,8 @@ def _count_passes_ahead(
 
 @closed_form()
 def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) -> Values:
-    """Exposed communication: what no computation hides, if both go on in equal pieces.
+    """Exposed communication: what no computation hides, if both go on in equal pieces and neither
+    slows the other down.
 
     Parameters
     ----------
