@@ -23,6 +23,7 @@ import pandas
 import polars
 
 import perfkit as pk
+from perfkit.ground.frames import ResultFrame
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "recipes.md"
@@ -195,7 +196,8 @@ def write_number(number: float) -> str:
 
 
 def write_value(value: Any) -> str:
-    """A value as the page shows it: texts as they are, frames narrow, numbers with few digits."""
+    """A value as the page shows it: texts and tables of results as they are, other frames narrow,
+    numbers with few digits."""
     if value is None or isinstance(value, Path):
         return ""
     if isinstance(value, str):
@@ -208,6 +210,8 @@ def write_value(value: Any) -> str:
         return value.to_string(
             max_rows=8, max_cols=6, index=False, float_format=f"{{:.{_DIGITS}g}}".format
         )
+    if isinstance(value, ResultFrame):
+        return str(value)
     if isinstance(value, polars.DataFrame):
         floats = polars.selectors.float()
         with polars.Config(
