@@ -87,6 +87,8 @@ BAD = {
     + "--measurements no.json --quick": "quick is given; it is for measuring this machine",
     CALIBRATE + "--base h100-sxm-8": "base is given; name the data to fit: --from-nccl",
     CALIBRATE + "--device cuda --quick": "quick is given; it says what to measure on a CPU",
+    CALIBRATE
+    + "--device cuda --stop-early": "stop_early is given; it says what to measure on a CPU",
     CALIBRATE + "--device cuda --models all": "models is given; it says what to measure on a CPU",
     CALIBRATE + "--from-nccl-logs=": "from_nccl_logs is ''; it is empty; name a file",
     CALIBRATE + "--from-kernel-database=": "from_kernel_database is ''; it is empty; name a",

@@ -11,7 +11,7 @@ from perfkit.measure.timing import LARGEST
 
 #: Shares of the full number of sizes of kernels that short and quick calibrations take [-];
 #: docs/formulas.md, table 7.2.
-SHORT_DENSITY, QUICK_DENSITY = 0.4, 0.25
+SHORT_DENSITY, QUICK_DENSITY = 0.5, 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,26 +90,16 @@ def plan_cpu(*, ranks: int, quick: bool, models: str, stop_early: bool = False) 
             iteration_seconds=0.3,
             timed_operations=3,
         )
-    if stop_early:
-        return CpuPlan(
-            largest_working_set=LARGEST,
-            memory_share=1 / 4,
-            kernel_density=SHORT_DENSITY,
-            kernel_seconds=0.02,
-            collective_seconds=0.1,
-            rounds=rounds,
-            stops_early=True,
-            iteration_seconds=0.5,
-            timed_operations=5,
-        )
+    # Each size is timed as long, stopping early or not: so long calibrations that are replayed with
+    # a part of their measurements say what a short one gives.
     return CpuPlan(
         largest_working_set=LARGEST,
         memory_share=1 / 4,
-        kernel_density=1.0,
+        kernel_density=SHORT_DENSITY if stop_early else 1.0,
         kernel_seconds=0.03,
         collective_seconds=0.2,
         rounds=rounds,
-        stops_early=False,
+        stops_early=stop_early,
         iteration_seconds=0.6,
         timed_operations=5,
     )
