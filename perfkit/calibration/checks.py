@@ -33,10 +33,12 @@ _ERRORS = ("geomean", "mean", "p95", "max", "bias", "floor")
 
 #: What the columns of errors are.
 _LEGEND = (
-    "Errors are |predicted / measured − 1|: their geometric mean (geomean), their mean, what 19 of 20 "
-    "stay below (p95),\nthe largest, and the mean with its sign (bias). The noise floor is how far two "
-    "passes over the same configuration differ:\nno prediction can be better. Inside 80 %: the share of "
-    "measured times in their interval, 80 when intervals are right."
+    ("column", "what it is"),
+    ("geomean, mean", "geometric and arithmetic mean of the errors |predicted / measured − 1|"),
+    ("p95, max", "what 19 of 20 errors stay below, and the largest"),
+    ("bias", "mean error with its sign: above 0 predictions are too long"),
+    ("noise floor", "how far two passes over a configuration differ: no prediction can be better"),
+    ("inside 80 %", "share of measured times in their interval: 80 when intervals are right"),
 )
 #: Mean move of the pace below which errors are those as measured [-]: medians on quiet machines vary
 #: as much; docs/formulas.md, table 7.1.
@@ -340,7 +342,8 @@ class Comparison(Tabular):
     def sections(self) -> Sections:
         """Sections of a report, see `perfkit.ground.results.Sections`."""
         yield "Errors [%]", self.summary()
-        if any("relative_s" in run for run in self.runs):
+        yield "Columns of errors", list(_LEGEND)
+        if self.pace_moved() > _STEADY:
             yield "Errors at the usual pace of the machine [%]", self.at_usual_pace().summary()
         yield "", self.chart()
         yield "Runs", self._write()
@@ -366,7 +369,7 @@ class Comparison(Tabular):
 
     def as_text(self) -> str:
         """The runs as an aligned table, then the errors by family with the noise floor."""
-        lines = [format_table(self._write()), "", _LEGEND, self.summary_as_text()]
+        lines = [format_table(self._write()), "", format_table(_LEGEND), "", self.summary_as_text()]
         if self.pace_moved() > _STEADY:
             figures = self.at_usual_pace().figures["all"]
             lines += [
