@@ -405,6 +405,7 @@ def test_what_is_not_counted_is_said_once_and_only_where_it_is_so(
     assert not list_notes(case.healthy, case.device)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_graphs_of_the_compiler_are_launched_at_once() -> None:
     """Inductor's merge kernels before; the backend of this name merges none."""
     plain = capture(compiled(), device="cuda")
