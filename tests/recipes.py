@@ -1,13 +1,14 @@
 """Recipes of docs/recipes.md: their lines, the files that they read, and what they print.
 
 python -m tests.recipes [WORDS]  writes the output below each recipe again, and its picture if it draws
-one; with words, only below those whose question has them
+one, and what the README prints; with words, only below recipes whose question has them
 """
 
 import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -292,12 +293,37 @@ def fill_page(text: str, pictures: Path, words: str = "") -> str:
     return _RECIPE.sub(fill, text)
 
 
+def print_readme(text: str) -> str:
+    """What the Python of the README prints, in a new process.
+
+    Raises
+    ------
+    ValueError
+        If it fails; with what it printed last.
+    """
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    words = [sys.executable, "-W", "ignore", "-X", "utf8", "-c", block]
+    run = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=ROOT)
+    if run.returncode != 0:
+        raise ValueError(f"the Python of the README fails: {run.stderr}")
+    return run.stdout
+
+
+def fill_readme(text: str) -> str:
+    """The README with what its Python prints today."""
+    printed = f"```text\n{print_readme(text)}```"
+    return re.sub(r"```text\n.*?```", lambda _: printed, text, flags=re.DOTALL)
+
+
 def main() -> None:
-    """Write the page and its pictures again."""
+    """Write the page, its pictures and the README again."""
     pk.plots.use_svg()  # with the colours and fonts of the notebooks
     words = " ".join(sys.argv[1:])
     filled = fill_page(PAGE.read_text(encoding="utf-8"), PAGE.parent, words)
     PAGE.write_text(filled, encoding="utf-8")
+    if not words:
+        readme = ROOT / "README.md"
+        readme.write_text(fill_readme(readme.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
