@@ -149,6 +149,7 @@ def _list_arguments(
         yield "sharded", here
         yield "memory", []
         yield "foreign", here
+        yield "cpu_truth", [*here, "--seed", "1"]
     yield "speed", [*here, *shorten("--rounds", "5")]
     yield "peers", []
     yield "placement", shorten("--quick")

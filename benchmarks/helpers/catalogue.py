@@ -167,6 +167,16 @@ BENCHMARKS = (
         is_estimated=True,
     ),
     Benchmark(
+        "cpu_truth",
+        "How far off are captured programs of 34 kinds on one core, relative to a BERT and a GPT-2 beside them?",
+        "--platform P.toml --seed 1",
+        600,
+        (Need.PLATFORM, Need.TORCH, Need.TRANSFORMERS),
+        "",
+        "",
+        is_estimated=True,
+    ),
+    Benchmark(
         "imbalance",
         "Is the time predicted that ranks wait for others, with uneven placements and stragglers?",
         "--platform P.toml",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.calibration.cpu_plan import CpuPlan, list_parts, plan_cpu
+from perfkit.calibration.cpu_plan import RARE_SHARE, CpuPlan, list_parts, plan_cpu
 from perfkit.calibration.findings import (
     describe_collectives,
     describe_iterations,
@@ -24,11 +24,12 @@ from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.fit_caches import find_caches
 from perfkit.calibration.stopping import list_moving_families
 from perfkit.measure.folders import Campaign
-from perfkit.measure.kernels import draw_cases
+from perfkit.measure.kernels import Case, draw_cases
 from perfkit.measure.leader import Leader
 from perfkit.measure.machine import describe_machine, gather_facts, list_versions
 from perfkit.measure.processes import run_processes
 from perfkit.measure.progress import Progress
+from perfkit.measure.rare_kernels import draw_rare_cases
 from perfkit.measure.records import (
     LEAST_CORE_SHARE,
     CollectiveSamples,
@@ -47,8 +48,9 @@ from perfkit.measure.samples import Sample
 from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
 from perfkit.workloads.graph import COLLECTIVES
 
-#: Kernels that one process times [-].
+#: Kernels, and rare ones, that one process times [-].
 _GROUP = 110
+_RARE_GROUP = 250
 
 
 def measure_kernels(
@@ -58,6 +60,7 @@ def measure_kernels(
     density: float = 1.0,
     seconds: float = 0.04,
     cache: float = 0.0,
+    rare_density: float = 0.0,
 ) -> list[MeasuredKernel]:
     """Time isolated kernels in new processes.
 
@@ -73,6 +76,8 @@ def measure_kernels(
         Time for each size [s].
     cache : float
         Size of the last cache, see `perfkit.measure.kernels.draw_cases` [B].
+    rare_density : float
+        Share of the full number of sizes of `perfkit.measure.rare_kernels`; 0 for none [-].
 
     Returns
     -------
@@ -81,15 +86,28 @@ def measure_kernels(
     """
     cases = draw_cases(seed, density=density, cache=cache)
     jobs = {}
-    for number, start in enumerate(range(0, len(cases), _GROUP)):
-        group = [list(astuple(case)) for case in cases[start : start + _GROUP]]
+    for number, group in enumerate(_group(cases, _GROUP)):
         job = {"task": "kernels", "seconds": seconds, "cases": group}
         jobs[f"{seed}-{cache:.0f}-{number}"] = partial(run_processes, job)
+    if rare_density:
+        rare = draw_rare_cases(seed, density=rare_density)
+        for number, group in enumerate(_group(rare, _RARE_GROUP)):
+            job = {"task": "kernels", "seconds": RARE_SHARE * seconds, "cases": group}
+            jobs[f"{seed}-rare-{number}"] = partial(run_processes, job)
+        cases = [*cases, *rare]
     rows: list[Any] = []
     for ranks in campaign.run("kernels", jobs).values():
         rows.extend(ranks[0])
     timings = [read_record(KernelTiming, row, f"kernels[{i}]") for i, row in enumerate(rows)]
     return [MeasuredKernel.join(case, timing) for case, timing in zip(cases, timings, strict=True)]
+
+
+def _group(cases: Sequence[Case], most: int) -> list[list[list[Any]]]:
+    """Kernels of each process, as plain JSON."""
+    return [
+        [list(astuple(case)) for case in cases[start : start + most]]
+        for start in range(0, len(cases), most)
+    ]
 
 
 def measure_collectives(
@@ -280,6 +298,7 @@ def measure_platform(
         density=plan.kernel_density,
         seconds=plan.kernel_seconds,
         cache=_find_last_cache(ladder),
+        rare_density=plan.kernel_density,
     )
     progress.end(describe_kernels(kernels))
     collectives = []

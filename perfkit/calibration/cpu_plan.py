@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from perfkit.calibration.stopping import plan_rounds
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.progress import Part
+from perfkit.measure.rare_kernels import draw_rare_cases
 from perfkit.measure.samples import Sample, draw_calibration
 from perfkit.measure.timing import LARGEST
 
@@ -109,6 +110,8 @@ def plan_cpu(*, ranks: int, quick: bool, models: str, stop_early: bool = False) 
 #: size and each iteration [s]; docs/formulas.md, table 7.2. The first part imports PyTorch.
 START_SECONDS, LADDER_SECONDS = 3.0, 5.0
 KERNEL_SECONDS, COLLECTIVE_SECONDS, ITERATION_SECONDS = 0.02, 0.1, 2.0
+#: Share of the time for a size of a kernel that one of a rare kernel gets [-].
+RARE_SHARE = 0.7
 #: Collectives of all sizes [-].
 _COLLECTIVES = 75
 
@@ -128,14 +131,16 @@ def list_parts(plan: CpuPlan, ranks: int) -> list[Part]:
     parts : list of Part
         In the order in which `perfkit.calibration.cpu_measure.measure_platform` measures them.
     """
-    kernels = len(draw_cases(density=plan.kernel_density))
+    kernels = (KERNEL_SECONDS + plan.kernel_seconds) * len(draw_cases(density=plan.kernel_density))
+    rare_kernel = KERNEL_SECONDS + RARE_SHARE * plan.kernel_seconds
+    kernels += rare_kernel * len(draw_rare_cases(density=plan.kernel_density))
     iterations = len(plan.samples)
     if plan.stops_early:
         # usually two rounds are enough
         iterations = sum(len(samples) for samples in plan.rounds[:2])
     parts = [
         Part("memory", START_SECONDS + LADDER_SECONDS * plan.largest_working_set / LARGEST),
-        Part("kernels", (KERNEL_SECONDS + plan.kernel_seconds) * kernels),
+        Part("kernels", kernels),
     ]
     if ranks > 1:
         each = COLLECTIVE_SECONDS + plan.collective_seconds

@@ -108,7 +108,7 @@ def size_cases(
     }
     # rows of the gradient are still in the caches, where zeros were just written
     if kind == "embedding_backward":
-        if kernels[0].variant == "sparse":
+        if kernels[0].variant.partition(".")[0] == "sparse":
             near: Any = 0.0
         else:
             near = miss_share(nbytes / PAGE, capacity=entries)
@@ -156,10 +156,22 @@ def fit_each_class(
         if len(kernels) == 1:
             continue
         sizes = size_cases(kernels, caches, pages)
-        terms = {name: TERMS[name](sizes) for name in term_names(*key.split(".", 1))}
+        terms = {}
+        for name in term_names(*key.split(".", 1)):
+            units = _count_units(name, sizes)
+            if units is not None:
+                terms[name] = units
         seconds = np.array([kernel.median for kernel in kernels])
         fits[key] = fit_residuals(terms, seconds, prior=prior, ranges=_find_ranges(sizes))
     return fits
+
+
+def _count_units(term: str, sizes: Mapping[str, Array]) -> Array | None:
+    """Units of a term that each kernel has; None where no kernel was measured that has any, as elementwise
+    functions in rows, and products of numbers that lie apart, in older files."""
+    if term in ("rows", "elements") and term not in sizes:
+        return None
+    return np.asarray(TERMS[term](sizes), dtype=float)
 
 
 def _find_ranges(sizes: Mapping[str, Array]) -> dict[str, tuple[float, float]]:

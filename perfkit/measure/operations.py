@@ -11,6 +11,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from perfkit.measure.kernels import INDEX_BATCHES, Case
+from perfkit.measure.rare_operations import (
+    NAMED_ARGUMENTS,
+    RARE_OPERATIONS,
+    list_bag_calls,
+    list_bag_gradients,
+    name_joined,
+)
 from perfkit.measure.records import KernelTiming
 from perfkit.measure.timing import Reference, find_disagreement, round_times, time_calls
 from perfkit.recording.modules import draw_rows
@@ -39,10 +46,12 @@ class _Operands:
     ) -> None:
         torch.manual_seed(seed)
         self.device = device
-        self.dtype = dtype
+        self.dtype = torch.complex64 if case.variant.startswith("complex.") else dtype
         self.rng = np.random.default_rng(seed)
+        self.table: torch.Tensor | None = None
         self.case_sizes = case.sizes
         self.causal = case.variant.endswith("_causal")
+        self.has_channels_last = "_last" in case.variant
 
     def size(self, name: str) -> int:
         """A size of the case [-]."""
@@ -126,6 +135,10 @@ def _multiply_batch_nt(operands: _Operands) -> _Arguments:
 
 
 def _multiply_batch_nn(operands: _Operands) -> _Arguments:
+    if "elements" in operands.case_sizes:
+        # batches are the innermost dimension
+        left, right = operands.rand("m", "k", "batch"), operands.rand("k", "n", "batch")
+        return left.permute(2, 0, 1), right.permute(2, 0, 1)
     return operands.rand("batch", "m", "k"), operands.rand("batch", "k", "n")
 
 
@@ -145,6 +158,8 @@ def _convolve(operands: _Operands) -> _Arguments:
     channels_out = operands.size("n") * groups
     pictures = operands.rand("rows", channels_in_group * groups, image, image)
     weight = operands.rand(channels_out, channels_in_group, height, width)
+    if operands.has_channels_last:
+        pictures = pictures.to(memory_format=torch.channels_last)
     bias = None
     stride = [operands.size("stride")] * 2
     padding = [(height - 1) // 2, (width - 1) // 2]
@@ -559,14 +574,21 @@ def _find_key(case: Case) -> str:
     """The key of a case in the tables: of its class and variant, of its variant alone, or, because
     one call covers all groups of convolutions, and attention with and without mask, of its phase."""
     phase = case.variant.partition("_")[0]
-    for key in (f"{case.kind}.{case.variant}", case.variant, f"{case.kind}.{phase}"):
-        if key in _OPERATIONS or key in _ROTATING or key in _GRADIENTS:
+    plain = case.variant.removeprefix("complex.")
+    for key in (f"{case.kind}.{plain}", case.variant, f"{case.kind}.{phase}"):
+        if key in _OPERATIONS or key in _ROTATING or key in _GRADIENTS or key in RARE_OPERATIONS:
             return key
     return case.variant
 
 
 def _list_calls(operands: _Operands, key: str) -> "list[partial[Any]]":
     """One call of an operation, or several that rotate."""
+    if key in RARE_OPERATIONS:
+        rare = RARE_OPERATIONS[key]
+        named = NAMED_ARGUMENTS.get(key, {})
+        function = _find_function(rare.name)
+        count = INDEX_BATCHES if rare.rotates else 1
+        return [partial(function, *rare.arguments(operands), **named) for _ in range(count)]
     if key in _GRADIENTS:
         return [_call_gradient(operands, _GRADIENTS[key])]
     if key in _ROTATING:
@@ -577,6 +599,16 @@ def _list_calls(operands: _Operands, key: str) -> "list[partial[Any]]":
     if key in _OPERATIONS:
         return [_call_operation(operands, _OPERATIONS[key])]
     return [_call_elementwise(operands, key)]
+
+
+def _list_bags(operands: _Operands, case: Case) -> "list[partial[Any]]":
+    """Calls of bags that are no sums, which rotate, or of their gradients."""
+    aten = torch.ops.aten
+    if case.kind == "embedding_forward":
+        lookups = list_bag_calls(operands, case.variant)
+        return [partial(aten._embedding_bag.default, *arguments) for arguments in lookups]
+    gradients = list_bag_gradients(operands, case.variant)
+    return [partial(aten._embedding_bag_backward.default, *arguments) for arguments in gradients]
 
 
 def _call_operation(operands: _Operands, operation: _Operation) -> "partial[Any]":
@@ -590,6 +622,8 @@ def _call_gradient(operands: _Operands, gradient: _Gradient) -> "partial[Any]":
     result = forward()
     output = result[0] if isinstance(result, tuple) else result
     gradient_of_output = operands.rand(*output.shape)
+    if operands.has_channels_last:
+        gradient_of_output = gradient_of_output.to(memory_format=torch.channels_last)
     arguments = gradient.arguments(gradient_of_output, result, forward.args)
     return partial(_find_function(gradient.name), *arguments)
 
@@ -606,12 +640,23 @@ def _call_elementwise(operands: _Operands, variant: str) -> "partial[Any]":
             named = operand
         elif isinstance(operand, str):
             if operand not in tensors:
-                is_mask = operand == "mask"
-                tensors[operand] = operands.mask() if is_mask else operands.rand("elements")
+                tensors[operand] = _make_operand(operands, operand)
             arguments.append(tensors[operand])
         else:
             arguments.append(operand)
     return partial(_find_function(name), *arguments, **named)
+
+
+def _make_operand(operands: _Operands, letter: str) -> torch.Tensor:
+    """A tensor of an elementwise function. In a case with rows ``y`` has one number for each of them."""
+    if letter == "mask":
+        return operands.mask()
+    rows = int(operands.case_sizes.get("rows", 0))
+    if not rows:
+        return operands.rand("elements")
+    if letter == "y":
+        return operands.rand(rows, 1)
+    return operands.rand(rows, operands.size("elements") // rows)
 
 
 def _attend_on_gpu(operands: _Operands, phase: str) -> "partial[Any]":
@@ -656,6 +701,8 @@ def prepare(
     if case.kind == "attention" and device != "cpu":
         phase = case.variant.partition("_")[0]
         calls = [_attend_on_gpu(operands, phase)]
+    elif case.kind.startswith("embedding") and name_joined(case.variant):
+        calls = _list_bags(operands, case)
     else:
         calls = _list_calls(operands, _find_key(case))
     call = calls[0]
@@ -664,6 +711,9 @@ def prepare(
     if case.kind == "embedding_update":
         # only the rows of the gradient change in the table
         unread, written = (0,), ()
+    elif case.variant in ("index.rows", "gather.rows") and written.numel() < call.args[0].numel():
+        # as many rows are read as are written
+        unread = (0,)
     elif case.kind == "embedding_forward":
         # the sums; what else comes back describes the bags
         written = written[0]

@@ -89,6 +89,26 @@ def _count_steps_of_a_sort(sizes: _Sizes) -> Values:
     return sizes["lookups"] * np.log2(np.maximum(sizes["lookups"], 2.0))
 
 
+def _count_steps_of_a_sort_of_rows(sizes: _Sizes) -> Values:
+    return sizes["rows"] * np.log2(np.maximum(sizes["rows"], 2.0))
+
+
+def _count_planes(sizes: _Sizes) -> Values:
+    """Images of single channels."""
+    return sizes["batch"] * sizes["rows"]
+
+
+def _count_numbers_of_bags(sizes: _Sizes) -> Values:
+    return sizes["bags"] * sizes["dim"]
+
+
+def _count_maxima(sizes: _Sizes) -> Values:
+    """How often a number of a bag is larger than all before it. Of n random numbers the i-th is so with
+    probability 1/i; their sum without the first is close to the logarithm of n."""
+    rows_of_bag = np.maximum(sizes["lookups"] / np.maximum(sizes["bags"], 1.0), 1.0)
+    return sizes["bags"] * sizes["dim"] * np.log(rows_of_bag)
+
+
 @closed_form()
 def capped_clock(power: Values, *, idle_share: float = 0.2) -> Values:
     r"""Clock of a device whose power is capped, over that at its full power.
@@ -142,9 +162,16 @@ TERMS: dict[str, Callable[[_Sizes], Values]] = {
     "right": _count_numbers_on_the_right,
     "columns": _count_columns,
     "sorted_lookups": _count_steps_of_a_sort,
+    "sorted_rows": _count_steps_of_a_sort_of_rows,
+    "planes": _count_planes,
+    "bag_numbers": _count_numbers_of_bags,
+    "bag_maxima": _count_maxima,
 }
 
 _MEMORY = ("beyond_l2", "beyond_l3")
+_DEPTHWISE = ("launch", "flops", "wide_flops", "planes", "nbytes", *_MEMORY)
+#: Complex products: tiles of real numbers do not fit.
+_COMPLEX = ("launch", "products", "flops", "outputs", "left", "right", "elements", *_MEMORY)
 
 #: Which terms each operation class has, by kind or by kind and variant.
 KERNEL_TERMS: dict[str, tuple[str, ...]] = {
@@ -158,6 +185,7 @@ KERNEL_TERMS: dict[str, tuple[str, ...]] = {
         "outputs",
         "left",
         "right",
+        "elements",
         *_MEMORY,
     ),
     "convolution": ("launch", "flops", "outputs", "left", "right", "nbytes", *_MEMORY),
@@ -179,14 +207,62 @@ KERNEL_TERMS: dict[str, tuple[str, ...]] = {
         "nbytes",
         *_MEMORY,
     ),
-    "convolution.forward_depthwise": ("launch", "flops", "wide_flops", "nbytes", *_MEMORY),
-    "convolution.backward_depthwise": ("launch", "flops", "wide_flops", "nbytes", *_MEMORY),
+    "convolution.forward_depthwise": _DEPTHWISE,
+    "convolution.backward_depthwise": _DEPTHWISE,
+    "convolution.forward_last_depthwise": _DEPTHWISE,
+    "convolution.backward_last_depthwise": _DEPTHWISE,
+    "gemm.complex": _COMPLEX,
+    "bmm.complex": _COMPLEX,
+    "gemm.recurrent.nt": ("launch", "rows", "flops", "outputs", "right", *_MEMORY),
+    "gemm.recurrent_backward.nt": ("launch", "rows", "flops", "outputs", "right", *_MEMORY),
     "pooling": ("launch", "rows", "elements", "windows", "nbytes", *_MEMORY),
+    "fourier": ("launch", "flops", *_MEMORY),
+    # numbers of a row, of a matrix, and what the third power of the side takes
+    "factorization": ("launch", "outputs", "right", "flops", *_MEMORY),
     "attention": ("launch", "products", "product_rows", "flops", "left", *_MEMORY),
     "elementwise": ("launch", "nbytes", *_MEMORY),
+    # these have rows where a tensor is broadcast
+    "elementwise.add": ("launch", "rows", "nbytes", *_MEMORY),
+    "elementwise.div": ("launch", "rows", "nbytes", *_MEMORY),
+    "elementwise.mul": ("launch", "rows", "nbytes", *_MEMORY),
+    "elementwise.sub": ("launch", "rows", "nbytes", *_MEMORY),
     "rowwise": ("launch", "rows", "columns", "nbytes", *_MEMORY),
     "copy": ("launch", "rows", "elements", "nbytes", *_MEMORY),
+    "copy.scatter_add.coalesce": ("launch", "rows", "sorted_rows", "elements", *_MEMORY),
     "embedding_forward": ("launch", "bags", "lookups", "row_bytes", "page_walks", *_MEMORY),
+    "embedding_forward._embedding_bag.mean": ("launch", "bags", "lookups", "row_bytes", *_MEMORY),
+    "embedding_forward._embedding_bag.weighted": (
+        "launch",
+        "bags",
+        "lookups",
+        "row_bytes",
+        *_MEMORY,
+    ),
+    "embedding_forward._embedding_bag.max": (
+        "launch",
+        "lookups",
+        "row_bytes",
+        "bag_numbers",
+        "bag_maxima",
+        *_MEMORY,
+    ),
+    "embedding_backward.dense.mean": (
+        "launch",
+        "lookups",
+        "sorted_lookups",
+        "row_bytes",
+        "nbytes",
+        *_MEMORY,
+    ),
+    "embedding_backward.dense.weighted": (
+        "launch",
+        "lookups",
+        "sorted_lookups",
+        "row_bytes",
+        "nbytes",
+        *_MEMORY,
+    ),
+    "embedding_backward.dense.max": ("launch", "bag_numbers", "nbytes", *_MEMORY),
     "embedding_update": ("launch", "lookups", "row_bytes", "page_walks", *_MEMORY),
     "embedding_backward.sparse": ("launch", "bags", "lookups", "nbytes", *_MEMORY),
     "embedding_backward.dense": (
@@ -227,7 +303,11 @@ def term_names(kind: str, variant: str) -> tuple[str, ...]:
     names : tuple of str
         Keys of `TERMS`.
     """
-    return KERNEL_TERMS.get(f"{kind}.{variant}") or KERNEL_TERMS[kind]
+    stem = variant.partition(".")[0]
+    for name in (f"{kind}.{variant}", f"{kind}.{stem}"):
+        if name in KERNEL_TERMS:
+            return KERNEL_TERMS[name]
+    return KERNEL_TERMS[kind]
 
 
 @lru_cache

@@ -180,6 +180,16 @@ EXPANSION = "dequantize_4bit"
 EXPANSION_SHARE, SIGMA_EXPANSION = 0.275, 0.4
 #: Rate of fp32 of the H200 on which these were measured [FLOP/s]; its datasheet.
 _PEAK_OF_CASTS = 6.7e13
+#: Variants that run other code on a CPU than those that stand in for them where they were not measured, by
+#: class; and the extra spread of the logarithm of their time then [-]; docs/formulas.md, table 2.4.
+OTHER_CODE = {
+    "gemm": ("complex.", "recurrent.", "recurrent_backward."),
+    "bmm": ("complex.",),
+    "copy": ("index.", "index_put.", "gather.", "scatter_add."),
+    "embedding_forward": ("_embedding_bag.",),
+    "embedding_backward": ("dense.", "sparse."),
+}
+SIGMA_OTHER_CODE = 1.0
 #: Extra spread of functions that were not measured, such as square roots [-]; docs/formulas.md,
 #: table 2.4.
 SIGMA_OTHER_FUNCTION = 0.5
@@ -219,14 +229,12 @@ def find_stand_in(
     found = find_kernel(kernels, kind, variant=variant, dtype=dtype)
     if found is not None:
         key, measured = found
+        if is_other_code(kernels, kind, variant):
+            spread = math.hypot(measured.spread, SIGMA_OTHER_CODE)
+            return replace(measured, spread=spread, spread_time=None)
         if variant.startswith("grouped.") and "grouped" not in key:
             return _group(kernels, key, measured, variant=variant, dtype=dtype)
         return measured
-    if kind in ("recurrent", "factorization"):
-        products = find_stand_in(kernels, "bmm", variant="nn", dtype=dtype)
-        return make_sequential(products, kind, variant, dtype)
-    if kind == "fourier":
-        return make_fourier(find_stand_in(kernels, "elementwise", variant="mul", dtype=dtype))
     others = [
         fit
         for key, fit in kernels.items()
@@ -248,6 +256,11 @@ def find_stand_in(
             source=others[0].source,
             n=others[0].n,
         )
+    if kind in ("recurrent", "factorization"):
+        products = find_stand_in(kernels, "bmm", variant="nn", dtype=dtype)
+        return make_sequential(products, kind, variant, dtype)
+    if kind == "fourier":
+        return make_fourier(find_stand_in(kernels, "elementwise", variant="mul", dtype=dtype))
     substitute = SUBSTITUTES.get(kind)
     if substitute is None:
         return None
@@ -272,6 +285,30 @@ def find_stand_in(
         stands_for=kind,
         notes=(note, *fit.notes),
     )
+
+
+def is_other_code(kernels: Models, kind: str, variant: str) -> bool:
+    """Whether a CPU runs a kernel with other code than the one that was measured and stands in for it.
+
+    Parameters
+    ----------
+    kernels : mapping of str to KernelModel
+        What was measured.
+    kind, variant : str
+        Class and variant of the kernel.
+
+    Returns
+    -------
+    is_other : bool
+        False on GPUs, whose kernels for these variants are alike, and where the variant itself was measured.
+    """
+    if kind not in OTHER_CODE or not variant.startswith(OTHER_CODE[kind]):
+        return False
+    found = find_kernel(kernels, kind, variant=variant)
+    if found is None:
+        return False
+    key, fit = found
+    return fit.form == "additive" and key != f"{kind}.{variant}"
 
 
 def _group(kernels: Models, key: str, fit: KernelModel, *, variant: str, dtype: str) -> KernelModel:

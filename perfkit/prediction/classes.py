@@ -1,7 +1,8 @@
 """Classes of operations: kernels that share a fit, with all that times them."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from perfkit.fitting import InContext
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_choice
 from perfkit.platform.kernel_times import ClassifiedKernels, LoneModel, find_lone_model
+from perfkit.platform.kernels import SIGMA_OTHER_CODE, is_other_code
 from perfkit.platform.machine import ANY
 from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import Graph, OperationClass, OperationClasses
@@ -273,6 +275,9 @@ def _find_model(platform: Platform, kernel_class: KernelClass, *, has_context: b
     context = None
     if has_context:
         context = platform.context.find(kind, variant.replace("_last", ""), dtype)
+    if context is not None and is_other_code(platform.kernels, kind, variant):
+        # iterations tell nothing of code that did not run in them
+        context = replace(context, spread=math.hypot(context.spread, SIGMA_OTHER_CODE))
     if context is None:
         is_assumed = alone.fit is None or alone.fit.kind == "assumed"
     else:

@@ -212,7 +212,8 @@ def _list_row_operations(
     for position, number in zip(operation.tolist(), graph_of_operation.tolist(), strict=True):
         label = graphs[number].labels[position - first_of_graph[number]]
         kinds.append(label.kind)
-        variants.append(label.variant)
+        # how the rows of a bag are joined changes no traffic
+        variants.append(label.variant.partition(".")[0])
     lookups = features.lookups[operation]
     return _RowOperations(
         operation=operation,

@@ -60,6 +60,7 @@ from perfkit.workloads.columns import (
 from perfkit.workloads.execution import compile_graph
 from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.linear_algebra import VARIED_ATTENTION
+from perfkit.workloads.row_operations import reads_few_rows
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import (
     SPARSE_SUM,
@@ -382,9 +383,10 @@ class Recorder(TorchDispatchMode):
         sizes = entry.sizes(self._read_starts(schema.name, args), out)
         if entry.kind.startswith("embedding") and variant != "dense_rows":
             sizes = self._find_table(schema.name, args, sizes)
-        reads = list(
-            walk_tensors([a for i, a in enumerate(args) if i not in (*entry.unread, *schema.lent)])
-        )
+        unread = {*entry.unread, *schema.lent}
+        if reads_few_rows(variant, args, sizes):
+            unread.add(0)
+        reads = list(walk_tensors([a for i, a in enumerate(args) if i not in unread]))
         written = schema.written
         if schema.fused_update and args[schema.scale] is None:
             # gradients are only written back where they are unscaled, counters never

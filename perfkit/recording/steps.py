@@ -512,7 +512,8 @@ def describe_dense_gradients(graph: Graph) -> list[str]:
     weights: dict[tuple[str, float], float] = {}  # by module and table
     rows = 0.0
     for position, label in enumerate(graph.labels):
-        if label.kind != "embedding_backward" or label.variant not in ("dense", "dense_rows"):
+        stem = label.variant.partition(".")[0]
+        if label.kind != "embedding_backward" or stem not in ("dense", "dense_rows"):
             continue
         table = (label.module, float(graph.features.table[position]))
         if table not in weights:

@@ -161,7 +161,7 @@ def _find_compiled(graph: Graph, phases: Container[str]) -> np.ndarray:
 def _can_be_merged(label: Label) -> bool:
     """Whether the compiler may merge an operation with others."""
     is_loop = label.kind in ("elementwise", "rowwise", "copy")
-    is_alone = label.variant in _ALONE or label.variant in LONE_CASTS
+    is_alone = label.variant.partition(".")[0] in _ALONE or label.variant in LONE_CASTS
     return is_loop and not is_alone and label.name not in _WRITTEN
 
 

@@ -23,6 +23,16 @@ from perfkit.workloads.linear_algebra import (
 )
 from perfkit.workloads.operations import GROUPED, SORT, TN
 from perfkit.workloads.recurrent_layers import read_recurrent, size_recurrent
+from perfkit.workloads.row_operations import (
+    count_runs,
+    name_bags,
+    name_gradient_of_bags,
+    name_indexed,
+    name_scattered,
+    name_selected,
+    size_indexed,
+    size_selected,
+)
 
 #: Operations without work: views, bookkeeping, and copies that only a dispatch mode makes.
 VIEWS = frozenset(
@@ -145,15 +155,28 @@ def _count_real_products(factor: Any) -> float:
     return 4.0 if "complex" in str(getattr(factor, "dtype", "")) else 1.0
 
 
+def _count_scattered(factors: Sequence[Any]) -> int:
+    """Numbers of those factors whose rows and columns both lie apart in memory: libraries copy them
+    first."""
+    numbers = 0
+    for factor in factors:
+        (rows, columns), (down, along) = factor.shape[-2:], factor.stride()[-2:]
+        if min(rows, columns) > 1 and min(down, along) > 1:
+            numbers += factor.numel()
+    return numbers
+
+
 def _product(args: Sequence[Any], out: Any) -> OperationSizes:
+    """A product; ``elements`` are numbers that are copied first."""
     a, b = _factors(args)
-    return OperationSizes.of_product(
+    sizes = OperationSizes.of_product(
         a.shape[-2],
         b.shape[-1],
         a.shape[-1],
         batch=a.shape[0] if a.dim() == 3 else 1,
         passes=_count_real_products(a),
     )
+    return sizes._replace(elements=_count_scattered((a, b)))
 
 
 def _groups(args: Sequence[Any], out: Any) -> OperationSizes:
@@ -191,14 +214,21 @@ def _scaled_groups_v2(args: Sequence[Any], out: Any) -> OperationSizes:
 
 
 def _recurrent_layer(args: Sequence[Any], out: Any) -> OperationSizes:
-    """An LSTM: inputs and states times weights. Its forward pass has four results, its backward
-    pass, of two products, seven."""
+    """An LSTM: inputs and states times weights, in as many steps as it has rows. Its forward pass has
+    four results, its backward pass, of two products, seven."""
     steps_and_samples, input_weights, state_weights = args[:3]
     steps, samples = steps_and_samples.shape[:2]
     depth = input_weights.shape[1] + state_weights.shape[1]
-    return OperationSizes.of_product(
+    sizes = OperationSizes.of_product(
         steps * samples, len(input_weights), depth, passes=len(out) // 3
     )
+    return sizes._replace(rows=steps)
+
+
+def _name_recurrent_layer(name: str, args: Sequence[Any]) -> str:
+    """Pass of a recurrent layer of oneDNN; without a fit of its own it counts as the product that it
+    holds."""
+    return "recurrent_backward.nt" if name.endswith("_backward") else "recurrent.nt"
 
 
 def _recurrent_forward(args: Sequence[Any], out: Any) -> OperationSizes:
@@ -343,6 +373,11 @@ def _elements(args: Sequence[Any], out: Any) -> OperationSizes:
     return OperationSizes(elements=sum(written) if lists else max(written, default=0))
 
 
+def _elements_in_runs(args: Sequence[Any], out: Any) -> OperationSizes:
+    """The elements, in rows where a tensor is broadcast."""
+    return _elements(args, out)._replace(rows=count_runs(out, args))
+
+
 def _split(x: Any, rows: float, n: float | None = None) -> OperationSizes:
     """All elements, in rows of `n`, or of equal length."""
     if n is None:
@@ -399,10 +434,12 @@ def _reduced(args: Sequence[Any], out: Any) -> OperationSizes:
 
 def _pooled(x: Any, y: Any, window: Sequence[int] = ()) -> OperationSizes:
     """Output places, ``m``, and the window of each, ``k``; an adaptive window follows from both
-    sizes."""
-    k: float = prod(window) if window else x.numel() / max(y.numel(), 1)
-    if len(window) == 1:
-        k **= max(x.dim() - 2, 1)
+    sizes. What of a window lies beyond the image holds nothing."""
+    k: float = x.numel() / max(y.numel(), 1)
+    if window:
+        sides = x.shape[2:] if x.dim() > 2 else x.shape[-1:]
+        windows = [*window] * len(sides) if len(window) == 1 else [*window]
+        k = prod(min(length, side) for length, side in zip(windows, sides, strict=False))
     return OperationSizes(elements=x.numel(), rows=prod(x.shape[:2]), m=y.numel(), k=k)
 
 
@@ -450,11 +487,6 @@ def _concatenated(args: Sequence[Any], out: Any) -> OperationSizes:
     inner = prod(out.shape[args[1] % max(out.dim(), 1) :])
     parts = sum(1 for tensor in args[0] if tensor.numel() > 0)
     return OperationSizes(elements=out.numel(), rows=out.numel() // max(inner, 1) * parts)
-
-
-def _indexed(args: Sequence[Any], out: Any) -> OperationSizes:
-    values = args[2] if len(args) > 2 and hasattr(args[2], "shape") else out
-    return OperationSizes(elements=values.numel(), rows=values.shape[0] if values.dim() else 1)
 
 
 def _looked_up(lookups: float, bags: float, dim: float, rows: float) -> OperationSizes:
@@ -514,7 +546,9 @@ def _layout(name: str, args: Sequence[Any]) -> str:
     for factor in _factors(args):
         (rows, columns), (down, along) = factor.shape[-2:], factor.stride()[-2:]
         letters += "t" if 0 < down < along or (down == along == 1 and rows == 1 < columns) else "n"
-    return letters.replace("tt", "nt")
+    layout = letters.replace("tt", "nt")
+    is_complex = _count_real_products(_factors(args)[0]) > 1
+    return f"complex.{layout}" if is_complex else layout
 
 
 def _layout_of_first_two(name: str, args: Sequence[Any]) -> str:
@@ -528,11 +562,6 @@ def _layout_of_groups(name: str, args: Sequence[Any]) -> str:
     if args[0].dim() == args[1].dim() == 2:
         layout = TN.name
     return f"{GROUPED}.{layout}"
-
-
-def _name_gradient_of_bags(name: str, args: Sequence[Any]) -> str:
-    is_sparse = args[9]
-    return "sparse" if is_sparse else "dense"
 
 
 def _name_softmax(name: str, args: Sequence[Any]) -> str:
@@ -768,7 +797,7 @@ TABLE: tuple[Entry, ...] = (
     Entry(
         ("mkldnn_rnn_layer*",),
         "gemm",
-        "nt",
+        _name_recurrent_layer,
         _recurrent_layer,
     ),
     Entry(("_cudnn_rnn",), "recurrent", _name_recurrent, _recurrent_forward),
@@ -811,14 +840,14 @@ TABLE: tuple[Entry, ...] = (
     Entry(
         ("_embedding_bag",),
         "embedding_forward",
-        "",
+        name_bags,
         _bags,
         (0,),
     ),
     Entry(
         ("_embedding_bag_backward",),
         "embedding_backward",
-        _name_gradient_of_bags,
+        name_gradient_of_bags,
         _bags_backward,
         (3, 4, 5),
     ),
@@ -921,13 +950,13 @@ TABLE: tuple[Entry, ...] = (
     ),
     Entry(("clone", "contiguous"), "copy", "clone", _moved),
     Entry(("_pack_padded_sequence",), "copy", "cat", _moved),
-    Entry(("index", "masked_select"), "copy", "", _indexed),
+    Entry(("index", "masked_select"), "copy", name_indexed, size_indexed),
     # a GPU sorts the indices to add without conflicts
     Entry(
         ("index_put", "index_put_", "_index_put_impl_"),
         "copy",
-        "index_put",
-        _indexed,
+        name_indexed,
+        size_indexed,
         launches=SORT,
     ),
     Entry(("ones_like",), "copy", "new_zeros", _elements),
@@ -960,23 +989,19 @@ TABLE: tuple[Entry, ...] = (
     ),
     # written, not read
     Entry(("zero_", "fill_", "normal_", "uniform_", "random_"), "elementwise", "", _elements, (0,)),
-    Entry(("gather", "index_select", "take_along_dim"), "copy", "gather", _moved),
-    Entry(
-        ("_coalesce", "sparse_mask"),
-        "copy",
-        "scatter_add",  # rows of a sparse gradient
-        _rows_of_sparse_operand,
-    ),
+    Entry(("index_select",), "copy", name_selected, size_selected),
+    Entry(("gather", "take_along_dim"), "copy", "gather", _moved),
+    # rows of a sparse gradient are sorted and added, and rows of a table are read at their places
+    Entry(("_coalesce",), "copy", "scatter_add.coalesce", _rows_of_sparse_operand),
+    Entry(("sparse_mask",), "copy", "scatter_add.sparse_mask", _rows_of_sparse_operand, (0,)),
+    Entry(("index_add", "index_add_", "index_copy*"), "copy", name_scattered, size_selected),
     Entry(
         (
             "scatter",
             "scatter_",
             "scatter_add",
             "scatter_add_",
-            "index_add",
-            "index_add_",
             "scatter_reduce",
-            "index_copy*",
         ),
         "copy",
         "scatter_add",
@@ -1035,7 +1060,7 @@ TABLE: tuple[Entry, ...] = (
         ),
         "elementwise",
         _function,
-        _elements,
+        _elements_in_runs,
         pointwise=True,
     ),
     Entry(UNPRICED, "other", "", size_unknown),
