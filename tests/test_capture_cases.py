@@ -1,6 +1,8 @@
 """Small awkward steps, as people write them: each is captured as it would run, or refused with its
 line, the reason and a way out."""
 
+import contextlib
+import gc
 import io
 import random
 import statistics
@@ -14,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
 
 from perfkit.recording.steps import capture  # noqa: E402
@@ -183,6 +186,47 @@ def test_statistics_of_computed_numbers_may_be_logged_and_do_not_decide(decides:
             capture(make_step)
     else:
         assert len(capture(make_step))
+
+
+def test_a_refusal_names_the_line_of_the_step_and_not_one_of_python_itself() -> None:
+    def make_step() -> Step:
+        net = nn.Linear(4, 4)
+
+        def step() -> None:
+            loss = net(torch.randn(2, 4)).square().mean()
+            random.randrange(loss.item())
+            loss.backward()
+
+        return step
+
+    with pytest.raises(ValueError, match=r"test_capture_cases\.py, line \d+: .random\.randrange"):
+        capture(make_step)
+
+
+# -- what an error leaves
+
+
+def test_an_error_leaves_no_tensor_behind() -> None:
+    def make_step() -> Step:
+        net = nn.Linear(64, 64)
+        optimizer = torch.optim.AdamW(net.parameters())
+
+        def step() -> None:
+            net(torch.randn(2, 64)).sum().backward()
+            optimizer.step()
+            raise OSError
+
+        return step
+
+    def count() -> int:
+        gc.collect()
+        return sum(type(each) is FakeTensor for each in gc.get_objects())
+
+    before = count()
+    for _ in range(2):
+        with contextlib.suppress(OSError):
+            capture(make_step)
+    assert count() == before
 
 
 # -- calls that differ

@@ -121,10 +121,13 @@ GROUP_SIZE = "the step begins a process group of {0} ranks, and ranks is {1}; gi
 
 
 def find_line(frames: Any = None) -> str:
-    """The innermost line outside of PyTorch and perfkit, of these frames or of the callers."""
+    """The innermost line outside of PyTorch, perfkit and Python's own library, of these frames or of
+    the callers."""
     line = "a place that could not be found"
     for frame in frames or traceback.extract_stack():
         is_library = frame.filename.startswith((*LIBRARIES, "<"))
+        if frame.filename.startswith(_PYTHON) and "site-packages" not in frame.filename:
+            is_library = True
         is_doctest = "<doctest" in frame.filename
         if not is_library or is_doctest:
             code = linecache.getline(frame.filename, frame.lineno or 0).strip()
@@ -137,12 +140,7 @@ def find_line(frames: Any = None) -> str:
 
 def find_line_of_program() -> str:
     """The innermost line of the callers outside of PyTorch, perfkit and Python's own library."""
-    frames = [
-        frame
-        for frame in traceback.extract_stack()
-        if not frame.filename.startswith(_PYTHON) or "site-packages" in frame.filename
-    ]
-    return find_line(frames)
+    return find_line(traceback.extract_stack())
 
 
 class Refused(ValueError):
