@@ -168,7 +168,7 @@ def test_words_name_the_best_with_another_share_of_tensors(both: pk.Exploration)
             changed[name] = str(other[name])
     assert named == changed
     longer = other["time"] / best["time"] - 1
-    assert line.endswith(f"): {longer:+.1%}, mostly tensor")
+    assert line.endswith(f"): {longer:+.1%}, mostly TP communication")
 
 
 @pytest.mark.parametrize(

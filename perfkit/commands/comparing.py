@@ -67,6 +67,5 @@ def compare_command(
         "warnings": comparison.warnings,
         "quantities": comparison.table().to_dicts(),
     }
-    text = f"{comparison.headline()}\n{comparison.explain()}"
-    files.write(Answer(text, figures, results=[comparison]))
+    files.write(Answer(comparison.explain(), figures, results=[comparison]))
     return 0

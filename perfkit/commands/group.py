@@ -87,7 +87,7 @@ COMMANDS = {
     "demo": Entry(
         "perfkit.commands.demo",
         "demo_command",
-        "Calibrate this machine, predict, measure, and write a report.",
+        "Predict a step on a GPU, calibrate this machine, predict and measure, and write a report.",
     ),
     "platforms": Entry(
         "perfkit.commands.platform_list",

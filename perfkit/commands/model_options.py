@@ -257,7 +257,7 @@ def build_model(values: Mapping[str, Any], **changes: Any) -> DLRM | Transformer
     fields = {**of_model, **of_transformer, **changes}
     if _is_path(name):
         return pk.Transformer.from_config(name, **fields)
-    return build_workload(name, **fields)
+    return build_workload(name.rpartition("/")[2].lower(), **fields)
 
 
 def _is_path(name: str) -> bool:
@@ -265,7 +265,10 @@ def _is_path(name: str) -> bool:
     the working folder; names of the Hub have a slash, as paths."""
     if name in transformer.PRESETS:
         return False
-    return "/" in name or name.endswith(".json") or Path(name).is_dir()
+    if Path(name).exists() or name.endswith(".json"):
+        return True
+    # of the Hub, as meta-llama/Llama-3-8B, the last part may be that of a preset
+    return "/" in name and name.rpartition("/")[2].lower() not in transformer.PRESETS
 
 
 def _add(function: _Function, settings: Sequence[Setting]) -> _Function:

@@ -76,6 +76,17 @@ _MOST = 16
 _MOST_TOKENS = 32_768
 
 
+#: What parts of the time are called in texts.
+_WORDS_OF_PARTS = {
+    "work": "computation",
+    "tensor": "TP communication",
+    "context": "CP communication",
+    "experts": "EP communication",
+    "stages": "PP communication",
+    "bubble": "pipeline bubble",
+    "replicas": "DP communication",
+    "update": "weight update",
+}
 #: Columns of what is trained in a second, of which each table has one.
 _RATES = ("tokens_per_s", "images_per_s", "samples_per_s")
 #: Columns of how ranks share a model that a table has first.
@@ -295,7 +306,10 @@ class Exploration(Tabular):
         """
         best = self.frame.row(0, named=True)
         parts = _BOUNDS if self.plans else PARTS
-        shares = [f"{part} {best[part] / best['time']:.1%}" for part in parts if best[part]]
+        shares = []
+        for part in parts:
+            if best[part]:
+                shares.append(f"{_name_part(part)} {best[part] / best['time']:.1%}")
         others = (self.frame["time"] <= best["high"]).sum() - 1
         gain = self.doubled / best["time"] - 1
         texts = [
@@ -573,7 +587,12 @@ def _compare(
     differs = f" ({', '.join(also)})" if also else ""
     share = other["time"] / best["time"] - 1
     grown = max(parts, key=lambda part: other[part] - best[part])
-    return f"  {name} {other[name]} instead of {best[name]}{differs}: {share:+.1%}, mostly {grown}"
+    return f"  {name} {other[name]} instead of {best[name]}{differs}: {share:+.1%}, mostly {_name_part(grown)}"
+
+
+def _name_part(part: str) -> str:
+    """A part of the time in the field's words."""
+    return _WORDS_OF_PARTS.get(part, part)
 
 
 def _find_model(model: Any) -> Transformer | DLRM:

@@ -76,6 +76,36 @@ def write_notes(label: str, texts: Sequence[str]) -> list[str]:
     return lines
 
 
+def wrap_lines(lines: Sequence[str]) -> list[str]:
+    """The first line as it is, and the others wrapped, with their further lines indented.
+
+    Parameters
+    ----------
+    lines : sequence of str
+        An answer, and what is said of it.
+
+    Returns
+    -------
+    lines : list of str
+        None but the first longer than `LINE` characters, where words allow it.
+
+    Examples
+    --------
+    >>> wrap_lines(["10.5 s measured", "  the platform is slower"])
+    ['10.5 s measured', '  the platform is slower']
+    """
+    wrapped = [*lines[:1]]
+    for line in lines[1:]:
+        wrapped += textwrap.wrap(
+            line,
+            LINE,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return wrapped
+
+
 class Shown:
     """A result that a notebook shows by its explanation, or else its repr."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfkit.ground.quantities import check_seconds
-from perfkit.ground.results import Sections, Table, Tabular
+from perfkit.ground.results import Sections, Table, Tabular, wrap_lines
 from perfkit.ground.units import (
     format_bytes,
     format_count,
@@ -214,7 +214,7 @@ class Deviation(Tabular):
                 f"  this run corrects the platform: correct() has all resources x {1 / self.ratio:.2f}; one run does not "
                 "tell which it was"
             )
-        return "\n".join(lines)
+        return "\n".join(wrap_lines(lines))
 
     def _compare_memory(self, reported: float) -> str:
         """The memory that the run reported beside both that are predicted."""
