@@ -1199,10 +1199,18 @@ _KINDS = (
     _Kind("mobilenet_v2", _IMAGES),
     _Kind("mobilevit", _IMAGES),
     _Kind("focalnet", _IMAGES, {"embed_dim": 48, "depths": [2, 2, 2, 2]}),
-    _Kind("levit", _IMAGES),
+    _Kind(
+        "resnet",
+        _IMAGES,
+        {"layer_type": "basic", "depths": [1, 1, 2, 1], "hidden_sizes": [64, 128, 256, 512]},
+    ),
     _Kind("pvt", _IMAGES, {"depths": [1, 1, 2, 1]}),
     _Kind("bit", _IMAGES, {"depths": [1, 2, 2, 1], "hidden_sizes": [64, 128, 256, 512]}),
-    _Kind("cvt", _IMAGES, {"depth": [1, 1, 4]}),
+    _Kind(
+        "data2vec-vision",
+        _IMAGES,
+        {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
+    ),
     _Kind("convnextv2", _IMAGES, {"depths": [2, 2, 4, 2], "hidden_sizes": [40, 80, 160, 320]}),
 )
 
