@@ -512,6 +512,15 @@ def test_sequences_of_known_lengths_are_captured() -> None:
     assert len(products) > 5
 
 
+def test_gradients_of_the_biases_of_an_lstm_are_not_copied() -> None:
+    def make_step() -> Callable[[], None]:
+        layer, x = nn.LSTM(8, 6), torch.randn(5, 4, 8)
+        return lambda: layer(x)[0].sum().backward()
+
+    names = [label.name for label in capture(make_step).labels]
+    assert "mkldnn_rnn_layer_backward" in names and "copy_" not in names
+
+
 def test_gradients_of_each_sample_are_captured() -> None:
     def make_step() -> Callable[[], Any]:
         net, x = nn.Linear(8, 4), torch.randn(6, 8)
@@ -537,6 +546,18 @@ def test_a_product_with_a_sparse_matrix_is_refused_with_its_line(layout: Any) ->
         ValueError, match=r"no rule for fake tensors.*test_recorded|test_recorded.*"
     ):
         capture(make_step)
+
+
+def test_a_sparse_tensor_of_computed_numbers_is_refused_with_the_reason() -> None:
+    def make_step() -> Callable[[], None]:
+        net = nn.Linear(8, 8)
+        return lambda: net(torch.randn(4, 8)).relu().to_sparse().to_dense().sum().backward()
+
+    with pytest.raises(
+        ValueError, match="how many numbers of a sparse tensor are not zero"
+    ) as said:
+        capture(make_step)
+    assert "test_recorded_notes.py" in str(said.value) and "dense tensor" in str(said.value)
 
 
 def test_copies_into_given_memory_cross_between_host_and_gpu() -> None:

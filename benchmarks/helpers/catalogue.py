@@ -265,12 +265,12 @@ BENCHMARKS = (
     ),
     Benchmark(
         "scripts",
-        "Which training scripts of a folder of yours are captured as they are, and is it what they run?",
-        "",
-        120,
-        (Need.TORCH,),
-        "",
-        "",
+        "Which training scripts of others are captured as they are, and is it what they run?",
+        "--saved reference_data/measured/scripts.json",
+        1,
+        (),
+        "docs/accuracy.md",
+        "Training scripts of others",
         is_estimated=True,
     ),
     Benchmark(

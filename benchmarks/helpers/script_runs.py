@@ -60,7 +60,9 @@ class Run:
     kinds : int
         Kinds of iterations [-].
     flops : float
-        Work of the iteration [FLOP].
+        Work of the operations that PyTorch's counter knows [FLOP].
+    counted : float
+        The same by PyTorch's counter [FLOP].
     """
 
     error: str
@@ -68,7 +70,71 @@ class Run:
     seconds: float
     operations: list[str]
     kinds: int
-    flops: float
+    flops: float = 0.0
+    counted: float = 0.0
+
+
+class _Count:
+    """Counts the work of recorded operations by the formulas of PyTorch's counter."""
+
+    def __init__(self) -> None:
+        from torch._ops import OpOverloadPacket
+        from torch.utils.flop_counter import flop_registry
+
+        #: Formulas by name, and how many arguments of an operation are not given by keyword.
+        self._formulas: dict[str, tuple[Any, int]] = {}
+        for packet, rule in flop_registry.items():
+            if not isinstance(packet, OpOverloadPacket):  # flex_attention is none
+                continue
+            arguments = getattr(packet, packet.overloads()[0])._schema.arguments
+            given = sum(not argument.kwarg_only for argument in arguments)
+            self._formulas[packet.__name__] = rule, given
+        self._count = 0.0  # of the present iteration [FLOP]
+        self._of_graphs: list[tuple[Any, float]] = []
+
+    def watch(self) -> None:
+        """Count from now on."""
+        from perfkit.recording import scripts
+        from perfkit.recording.recorder import Recorder
+
+        append, begin, end = Recorder._append, Recorder.begin, scripts.end_iteration
+
+        def append_and_count(
+            recorder: Any, schema: Any, args: Any, given: Any, out: Any, module: str
+        ) -> None:
+            append(recorder, schema, args, given, out, module)
+            if schema.name in self._formulas:
+                rule, count = self._formulas[schema.name]
+                work = float(rule(*args[:count], out_val=out))
+                # PyTorch counts scores behind the diagonal, which no kernel works out
+                self._count += work / 2 if _is_causal(schema, args) else work
+
+        def begin_anew(recorder: Any) -> None:
+            self._count = 0.0
+            begin(recorder)
+
+        def end_and_keep(recorder: Any, *others: Any) -> Any:
+            graph = end(recorder, *others)
+            self._of_graphs.append((graph.features, self._count))
+            return graph
+
+        Recorder._append = append_and_count  # type: ignore[method-assign]
+        Recorder.begin = begin_anew  # type: ignore[method-assign]
+        scripts.end_iteration = end_and_keep
+
+    def compare(self, graph: Any) -> tuple[float, float]:
+        """Work of the operations that both know, by the graph and by PyTorch's counter [FLOP]."""
+        known = [label.name in self._formulas for label in graph.labels]
+        for features, count in self._of_graphs:
+            if features is graph.features:
+                return float(graph.features.flops[known].sum()), count
+        return 0.0, 0.0
+
+
+def _is_causal(schema: Any, args: Any) -> bool:
+    """Whether an operation is attention to what stands before alone."""
+    names = [name for name, _ in schema.defaults]
+    return "is_causal" in names and bool(args[names.index("is_causal")])
 
 
 def _record(job: Job) -> Run:
@@ -76,18 +142,20 @@ def _record(job: Job) -> Run:
     from perfkit.recording.scripts import Recording
     from perfkit.recording.scripts_runs import Program, ScriptError, record_program
 
+    count = _Count()
+    count.watch()
     recording = Recording(device=job.device, ranks=job.ranks, name=job.script, to_packages=True)
     try:
         record_program(Program(job.script, None, job.words), recording)
     except ValueError as error:
-        return Run(str(error), True, time.process_time(), [], 0, 0.0)
+        return Run(str(error), True, time.process_time(), [], 0)
     except ScriptError as error:
-        return Run(str(error), False, time.process_time(), [], 0, 0.0)
+        return Run(str(error), False, time.process_time(), [], 0)
     graph = recording.graph
     names = [label.name for label in graph.labels if label.name not in _NO_WORK]
     kinds = len(recording.iterations)
-    flops = float(graph.features.flops.sum())
-    return Run("", False, time.process_time(), names, kinds, flops)
+    flops, counted = count.compare(graph)
+    return Run("", False, time.process_time(), names, kinds, flops, counted)
 
 
 def _run(job: Job) -> Run:
@@ -134,12 +202,12 @@ def _run(job: Job) -> Run:
             program.run()
     except (Exception, SystemExit) as error:
         if len(iterations) < 2:
-            return Run(f"{type(error).__name__}: {error}", False, time.process_time(), [], 0, 0.0)
+            return Run(f"{type(error).__name__}: {error}", False, time.process_time(), [], 0)
     except LoopEnds:
         pass
     if len(iterations) < 2:
-        return Run("it has no two updates", False, time.process_time(), [], 0, 0.0)
-    return Run("", False, time.process_time(), iterations[-1], 1, 0.0)
+        return Run("it has no two updates", False, time.process_time(), [], 0)
+    return Run("", False, time.process_time(), iterations[-1], 1)
 
 
 def main() -> None:

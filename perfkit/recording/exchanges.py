@@ -197,6 +197,7 @@ class Exchanges:
             "current_stream": get_current,
             "default_stream": get_default,
             "CUDAGraph": type("CUDAGraph", (), {"__init__": _refuse_graph}),
+            "graph_pool_handle": _refuse_graph,
             "make_graphed_callables": self._keep,
         }
 

@@ -192,6 +192,18 @@ def _patch_fake_tensors() -> list[Patch]:
     def may_turn_const(_: Any, t: Any) -> bool:
         return is_small(t)
 
+    make_new = FakeTensor.__new__
+
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        """A fake tensor, or a parameter of one, as of `type(parameter)(parameter.to("meta"))`."""
+        first = args[0] if args else None
+        if not isinstance(first, FakeTensor):
+            return make_new(cls, *args, **kwargs)
+        needs_gradient = bool(kwargs.get("requires_grad", first.requires_grad))
+        if kwargs.get("_is_param", False):
+            return torch.nn.Parameter(first, needs_gradient)
+        return first.detach().requires_grad_(needs_gradient)
+
     grouped_product = partial(_take_any_format, _meta_registrations._meta_grouped_mm_common)
     return [
         Patch(
@@ -199,6 +211,12 @@ def _patch_fake_tensors() -> list[Patch]:
             "data_ptr",
             get_no_address,
             reason="deep copies, of a model for example, ask for addresses and raise an error",
+        ),
+        Patch(
+            FakeTensor,
+            "__new__",
+            make,
+            reason="models that are loaded from a file cannot make their parameters on the meta device first",
         ),
         Patch(
             FakeTensorMode,

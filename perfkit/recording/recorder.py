@@ -379,8 +379,11 @@ class Recorder(TorchDispatchMode):
         is_of_gpu = entry.kind in ("factorization", "fourier") and not self.accelerator
         if is_unpriced(schema.name) or is_bare or is_of_gpu:
             self._unpriced[schema.name] = None
-        variant = entry.name_variant(schema.name, args)
-        sizes = entry.sizes(self._read_starts(schema.name, args), out)
+        inputs = args
+        if schema.lent and entry.kind in ("gemm", "bmm"):  # the result is no factor
+            inputs = [each for place, each in enumerate(args) if place not in schema.lent]
+        variant = entry.name_variant(schema.name, inputs)
+        sizes = entry.sizes(self._read_starts(schema.name, inputs), out)
         if entry.kind.startswith("embedding") and variant != "dense_rows":
             sizes = self._find_table(schema.name, args, sizes)
         unread = {*entry.unread, *schema.lent}

@@ -48,6 +48,13 @@ _NO_RULE = (
 _NO_RULE_SAID = ("Cannot access storage of",)
 #: What PyTorch says of an operation of the user without a rule, with its name.
 _UNTOLD_SAID = re.compile(r"no fake impl registered for <CustomOpDef\(([^)]*)\)>")
+#: What is said of a sparse tensor that is made of a dense one.
+_TO_SPARSE = (
+    "capture computes no values, and how many numbers of a sparse tensor are not zero is one, in {0}; use the dense "
+    "tensor, or make the sparse one of its indices and values, as by torch.sparse_coo_tensor, before pk.capture"
+)
+#: Operations that make one.
+_MAKING_SPARSE = ("_to_sparse", "to_sparse")
 NESTED = (
     "nested tensors, whose rows have lengths of their own, are not captured, in {0}; pad them to one length, or pack "
     "their rows into one tensor, as variable-length attention takes them"
@@ -189,8 +196,12 @@ def check_step(step: Any) -> None:
 def explain(error: Exception) -> str | None:
     """What to say instead of an error of PyTorch that comes from the capture; None for others."""
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
-        is_nested = any(part in str(error.func) for part in _NESTED_SAID)
-        return NESTED if is_nested else _UNTOLD
+        name = str(error.func)
+        if any(part in name for part in _NESTED_SAID):
+            return NESTED
+        if any(f"aten.{part}" in name for part in _MAKING_SPARSE):
+            return _TO_SPARSE
+        return _UNTOLD
     if isinstance(error, VALUE_ERRORS):
         return NEEDED
     message = str(error)

@@ -207,6 +207,8 @@ class _Calls(TorchFunctionMode):
             return self._spread(*args, **kwargs)
         if func is Tensor.__deepcopy__ and type(args[0]) in (Tensor, FakeTensor):
             return recorder.values.copy_deeply(*args)
+        if func is torch.asarray and isinstance(args[0], torch.UntypedStorage):
+            return compute(func, *args, **kwargs)  # a file of weights
         if func in (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor):
             args, kwargs = self._read_elements(func, args, kwargs)
         if getattr(func, "__name__", "") == "_pad_packed_sequence":

@@ -386,6 +386,9 @@ class Values:
         # PyTorch's rule returns fp32
         if name == "native_group_norm_backward" and out[0] is not None:
             out = (out[0].to(args[1].dtype), *out[1:])
+        # PyTorch's rule returns one gradient for both biases, where the kernel makes two
+        if name == "mkldnn_rnn_layer_backward":
+            out = (*out[:4], torch.empty_like(out[3]), *out[5:])
         # as `isfinite` asks
         asks_for_nan = name == "eq" and args[1] is args[0]
         asks_for_inf = name == "ne" and isinstance(args[1], float) and args[1] == inf
