@@ -879,10 +879,10 @@ def test_a_configuration_of_the_hub_is_a_model(capsys: Any) -> None:
 
 
 def test_a_name_of_the_hub_is_told_how_to_download_it(capsys: Any) -> None:
-    words = "predict --model meta-llama/Llama-3.1-8B --platform h100-sxm-8"
+    words = "predict --model meta-llama/Llama-9-8B --platform h100-sxm-8"
     assert main(words.split()) == 2
     said = capsys.readouterr().err
-    assert "`hf download meta-llama/Llama-3.1-8B config.json --local-dir Llama-3.1-8B`" in said
+    assert "`hf download meta-llama/Llama-9-8B config.json --local-dir Llama-9-8B`" in said
 
 
 def test_explore_names_the_strategy_that_python_finds(capsys: Any) -> None:
