@@ -157,6 +157,8 @@ def _list_arguments(
     yield "captures", []
     yield "capture_cases", []
     yield "scripts", []
+    yield "drawn_models", ["--saved", str(measured / "drawn-models.json")]
+    yield "versions", ["--saved", str(measured / "torch-versions.json")]
     yield "gpu_vision", []
     yield "encoders", []
     yield "walk", []

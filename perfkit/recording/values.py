@@ -725,7 +725,8 @@ def is_whole(tensor: Tensor) -> bool:
 
 def _keep(fake: FakeTensorMode, known: Tensor) -> Tensor:
     """A fake tensor that keeps the values of a real one."""
-    return fake.fake_tensor_converter.from_real_tensor(fake, known, make_constant=True)
+    with torch._C.DisableTorchFunction():  # PyTorch 2.14 reads single numbers here
+        return fake.fake_tensor_converter.from_real_tensor(fake, known, make_constant=True)
 
 
 def _describe(tree: Any) -> Any:
