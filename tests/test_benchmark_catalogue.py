@@ -158,6 +158,8 @@ MEASURED = ["imbalance", "speed", "peers", "placement", "plan_limits", "captures
 MEASURED += [
     "capture_cases",
     "scripts",
+    "drawn_models",
+    "versions",
     "gpu_vision",
     "encoders",
     "walk",
