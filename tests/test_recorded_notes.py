@@ -310,7 +310,9 @@ CASES: dict[str, Twins] = {
     "graphs of the compiler": Twins(
         compiled(mode="reduce-overhead"), "triton.cudagraphs", compiled()
     ),
-    "autotuned": Twins(compiled(mode="max-autotune"), "max_autotune", compiled(mode="default")),
+    "autotuned": Twins(
+        compiled(mode="max-autotune-no-cudagraphs"), "max_autotune", compiled(mode="default")
+    ),
     "every second call": Twins(count_calls(2), "calls of the step differ", count_calls(1), "cpu"),
     "every fourth call": Twins(count_calls(4), "SGD does not update", count_calls(1), "cpu"),
     "growing": Twins(grow(1), "other sizes", grow(0), "cpu"),
@@ -410,11 +412,12 @@ def test_graphs_of_the_compiler_are_launched_at_once() -> None:
     """Inductor's merge kernels before; the backend of this name merges none."""
     plain = capture(compiled(), device="cuda")
     reduced = capture(compiled(mode="reduce-overhead"), device="cuda")
+    tuned = capture(compiled(mode="max-autotune"), device="cuda")
     graphed = capture(compiled(backend="cudagraphs"), device="cuda")
     not_merged = capture(compiled(backend="aot_eager"), device="cuda")
-    graphs = [plain, reduced, graphed, not_merged]
+    graphs = [plain, reduced, tuned, graphed, not_merged]
     executions = [graph.execution for graph in graphs]
-    assert executions == ["compiled", "graphs", "graphs", "eager"]
+    assert executions == ["compiled", "graphs", "graphs", "graphs", "eager"]
     assert reduced.labels == plain.labels
     assert graphed.labels == not_merged.labels
 
