@@ -284,9 +284,12 @@ needs_forks = pytest.mark.skipif(not can_fork(), reason="Linux 5.3 or newer fork
 
 @needs_forks
 def test_processes_that_share_imports_are_new_ones_and_say_what_goes_wrong(
-    torch: Any, children: Children
+    torch: Any, children: Children, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """One starter forks both ranks and the next jobs; nothing of a job is left in the next one."""
+    """One starter forks both ranks and the next jobs; nothing of a job is left in the next one, and what
+    the site prints when Python starts is no answer of the starter."""
+    (tmp_path / "sitecustomize.py").write_text("print('welcome')")
+    monkeypatch.syspath_prepend(tmp_path)
     job = {"task": "tests.jobs:look"}
     with sharing_imports(), sharing_imports():
         seen = [*run_processes(job, ranks=2), *run_processes(job)]

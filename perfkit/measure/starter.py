@@ -11,6 +11,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -121,11 +122,15 @@ class ForkedProcess:
 class Starter:
     """Starts measuring processes at once. Its own process begins with the first of them.
 
-    Use it as a context; its process ends with that.
+    Use it as a context; its process ends with that. Orders and answers pass through a socket, which is
+    standard input of its process: what Python prints while it starts and imports is no answer.
     """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket, self._their_socket = socket.socketpair()
+        self._orders = self._socket.makefile("w")
+        self._answers = self._socket.makefile("r")
 
     def __enter__(self) -> "Starter":
         return self
@@ -133,7 +138,12 @@ class Starter:
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()
+            self._process.wait()
+        with suppress(OSError):  # an order that nobody has read
+            self._orders.close()
+        self._answers.close()
+        self._socket.close()
+        self._their_socket.close()
 
     def start(self, folder: Path, log: Path, settings: Mapping[str, str]) -> ForkedProcess:
         """Start one rank.
@@ -161,12 +171,13 @@ class Starter:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", START],
                 env={**settings, "PERFKIT_PARENT": str(os.getpid())},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=self._their_socket.fileno(),
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                text=True,
                 start_new_session=True,
             )
+            # so that answers end when the process ends
+            self._their_socket.close()
         own = {name: settings[name] for name in _OWN_SETTINGS if name in settings}
         pid = self.ask({"folder": str(folder), "log": str(log), "settings": own})
         return ForkedProcess(self, pid)
@@ -189,20 +200,17 @@ class Starter:
         StarterError
             If the starter has ended.
         """
-        process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
-            raise StarterError("the starter has not begun")
         try:
-            process.stdin.write(json.dumps(order) + "\n")
-            process.stdin.flush()
-            return int(process.stdout.readline())
+            self._orders.write(json.dumps(order) + "\n")
+            self._orders.flush()
+            return int(self._answers.readline())
         except (OSError, ValueError) as error:
             raise StarterError("the starter has ended") from error
 
 
 def serve(work: Callable[[str], NoReturn]) -> NoReturn:
-    """Be the starter: import what measuring needs, then answer the orders on standard input, each of
-    them a line of JSON, until it is closed.
+    """Be the starter: import what measuring needs, then answer the orders on standard input, a socket, each
+    of them a line of JSON, until it is closed.
 
     Parameters
     ----------
@@ -229,7 +237,7 @@ def serve(work: Callable[[str], NoReturn]) -> NoReturn:
             answer = os.fork()
             if answer == 0:
                 _begin(work, starter, **order)
-        print(answer, flush=True)
+        os.write(sys.stdin.fileno(), f"{answer}\n".encode())
     os._exit(0)
 
 
