@@ -135,6 +135,24 @@ def test_replayed_answers_of_machines_stop_early(
     assert f"iterations: {len(names)} configurations" in said
 
 
+def test_what_cannot_be_fitted_yet_is_measured_to_the_end(
+    raw: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """So that no measurement is lost: `calibrate` writes all of them, and says why they cannot be fitted."""
+    without_products = [row for row in raw["kernels"] if row["kind"] != "gemm"]
+    asked = replay({**raw, "kernels": without_products}, monkeypatch)
+    measured = cpu_measure.measure_platform(
+        Campaign(None, progress=False), ranks=2, stop_early=True, progress=Progress()
+    )
+    assert [row.name for row in measured.iterations] == [*dict.fromkeys(asked)]
+    assert len(measured.iterations) == len(draw_calibration())
+    said = capsys.readouterr().err
+    assert "  12 configurations so far; kernels holds no gemm" in said
+    assert said.endswith(f"  iterations: {len(measured.iterations)} configurations\n")
+
+
 # What is said meanwhile.
 
 

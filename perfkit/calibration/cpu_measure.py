@@ -362,7 +362,12 @@ def _measure_rounds(
         iterations += [_keep_first_pass(row) for row in measured]
         if not plan.stops_early:
             continue
-        context = fit_platform(replace(measurements, iterations=iterations)).context
+        try:
+            context = fit_platform(replace(measurements, iterations=iterations)).context
+        except ValueError as error:
+            # measuring goes on: a calibration keeps what it cannot fit, and says how to fit it later
+            progress.tell(f"  {len(iterations)} configurations so far; {error}")
+            continue
         moves = list_moving_families(context, plan.samples)
         moving = set(moves)
         is_last = number == len(plan.rounds) - 1
