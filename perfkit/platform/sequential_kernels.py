@@ -73,6 +73,11 @@ FACTORIZATIONS = {
 #: extra spread [-]; docs/formulas.md, table 2.7.
 FOURIER_SHARE, SIGMA_FOURIER = 0.78, 0.4
 
+#: Where the times come from, by class; all of them: docs/formulas.md, table 2.7.
+_SOURCES = {
+    "recurrent": "PyTorch pull request 62143, times in xwang233/code-snippet",
+    "factorization": "PyTorch pull requests 173515, 173788 and 175898, issue 174674; xwang233/code-snippet",
+}
 _SAYS = {
     "recurrent": "recurrent layers were not measured here: a step takes what cuDNN takes on another GPU",
     "factorization": "factorizations of matrices (linear algebra) were not measured here: they take what "
@@ -133,7 +138,7 @@ def make_sequential(
         kind="assumed",
         notes=(_SAYS[kind],),
         stands_for=kind,
-        source="PyTorch pull requests 62143, 172824, 173515 and 173788; xwang233/code-snippet",
+        source=_SOURCES[kind],
     )
 
 

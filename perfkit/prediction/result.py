@@ -132,7 +132,7 @@ class Prediction(Tabular):
         ``eager``, ``compiled`` or ``graphs``.
     unmodelled : mapping of str to float
         Operations without a model, which are timed by the bytes they move, and their time; the most that
-        they may take where it is not proportional to their bytes [s].
+        they may take at a twentieth of the peak where it is not proportional to their bytes [s].
     warnings : tuple of str
         What to know before trusting the number.
     stack : Stack

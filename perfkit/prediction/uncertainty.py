@@ -290,7 +290,8 @@ def bound_unmodelled(graph: Graph, place: int, by_bytes: float, platform: Platfo
     bound : float
         `by_bytes` for operations whose work is proportional to their bytes. Others take their FLOP at a
         twentieth of the peak in fp32; where these are not known they may be like the longest
-        factorization, 25 n FLOP for each number of a matrix of n columns.
+        factorization, 25 n FLOP for each number of a matrix of n columns. Operations whose steps wait
+        for one another take longer: docs/formulas.md, table 9.1.
     """
     label = graph.labels[place]
     if "fp32" not in platform.device.peaks or not has_unknown_work(label.name, label.kind):
@@ -417,8 +418,9 @@ def list_notes(
         if of_unknown_work:
             bound = sum(unmodelled[name] for name in of_unknown_work)
             note += (
-                f"; {', '.join(of_unknown_work)} may take up to {format_time(bound)}, which the interval "
-                f"includes ({bound / (bound + total):.0%} of all kernels): measure them and add their time"
+                f"; {', '.join(of_unknown_work)} may take up to {format_time(bound)} at a twentieth of the "
+                f"peak, which the interval includes ({bound / (bound + total):.0%} of all kernels), and longer "
+                "if their steps wait for one another: measure them and add their time"
             )
         if any(
             model.is_kernel and model.fit is None and model.kind.startswith("embedding")
