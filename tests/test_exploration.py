@@ -12,6 +12,7 @@ import perfkit as pk
 from perfkit.ground.units import format_bytes
 from perfkit.platform import collective_costs
 from perfkit.platform.estimates import keep_quiet
+from perfkit.exploration.strategies import WORDS_OF_PARTS
 from perfkit.prediction.strategies import PARTS, price_strategies
 
 GPT = pk.Transformer.preset("gpt3-6.7b", batch=64, dtype="bf16", mixed=True, fused=True)
@@ -130,8 +131,9 @@ def test_words_say_why_the_best_one_is_best(both: pk.Exploration) -> None:
     assert "mostly" in text
     parts_line = text.split("\n")[1]
     for part in PARTS:
+        word = WORDS_OF_PARTS.get(part, part)
         takes_time = best[part] > 0
-        assert (f" {part} " in parts_line) == takes_time
+        assert (f" {word} " in parts_line) == takes_time
 
 
 def test_words_say_how_many_others_may_be_faster(both: pk.Exploration) -> None:

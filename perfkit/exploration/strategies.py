@@ -77,7 +77,7 @@ _MOST_TOKENS = 32_768
 
 
 #: What parts of the time are called in texts.
-_WORDS_OF_PARTS = {
+WORDS_OF_PARTS = {
     "work": "computation",
     "tensor": "TP communication",
     "context": "CP communication",
@@ -592,7 +592,7 @@ def _compare(
 
 def _name_part(part: str) -> str:
     """A part of the time in the field's words."""
-    return _WORDS_OF_PARTS.get(part, part)
+    return WORDS_OF_PARTS.get(part, part)
 
 
 def _find_model(model: Any) -> Transformer | DLRM:
