@@ -18,11 +18,10 @@ from benchmarks.helpers.command import command
 from benchmarks.helpers.errors import HALF_WIDTH
 from benchmarks.helpers.tables import lay_out
 from perfkit.calibration.fit import fit_platform
-from perfkit.calibration.fit_kernels import size_cases
+from perfkit.calibration.fit_kernels import count_units, size_cases
 from perfkit.fitting import fit_additive
 from perfkit.ground.files import find_reference
 from perfkit.measure.records import MeasuredKernel, read_measurements
-from perfkit.models.kernels import TERMS, term_names
 
 #: Sizes that are drawn of a class [-], and how often.
 _SIZES, _DRAWS = (2, 3, 4, 5, 6), 6
@@ -74,9 +73,8 @@ def fit_few(machine: str, seed: int = 1) -> Iterator[FewSizes]:
     rng = np.random.default_rng(seed)
     for (kind, variant), kernels in classes.items():
         sizes = size_cases(kernels, capacities, pages)
-        terms = {}
-        for name in term_names(kind, variant):
-            terms[name] = np.broadcast_to(TERMS[name](sizes), len(kernels))
+        units = count_units(f"{kind}.{variant}" if variant else kind, sizes)
+        terms = {name: np.broadcast_to(each, len(kernels)) for name, each in units.items()}
         seconds = np.array([kernel.median for kernel in kernels])
         for count in _count_sizes(len(kernels)):
             drawn = rng.permutation(len(kernels))[:count]

@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 import perfkit as pk
+from perfkit.exploration.strategies import WORDS_OF_PARTS
 from perfkit.ground.units import format_bytes
 from perfkit.platform import collective_costs
 from perfkit.platform.estimates import keep_quiet
-from perfkit.exploration.strategies import WORDS_OF_PARTS
 from perfkit.prediction.strategies import PARTS, price_strategies
 
 GPT = pk.Transformer.preset("gpt3-6.7b", batch=64, dtype="bf16", mixed=True, fused=True)

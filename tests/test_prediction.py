@@ -425,7 +425,7 @@ def test_unmodelled_operations_are_listed_and_never_free(toy: Platform, kind: st
         ),
         (
             {"workload": "bert"},
-            "model is 'bert'; did you mean 'bert-base'",
+            "model is 'bert'; did you mean bert-base, bert-large",
         ),
     ],
     ids=str,

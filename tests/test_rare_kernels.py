@@ -5,21 +5,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import perfkit as pk
-from perfkit.calibration.cpu_plan import KERNEL_SECONDS, RARE_SHARE, list_parts, plan_cpu
-from perfkit.calibration.fit_kernels import fit_each_class
-from perfkit.measure.kernels import Case, draw_cases
-from perfkit.measure.operations import prepare
-from perfkit.measure.rare_kernels import draw_rare_cases
-from perfkit.measure.records import MeasuredKernel
-from perfkit.models.kernels import TERMS, additive, term_names
-from perfkit.platform.kernels import find_stand_in, is_other_code
-from perfkit.prediction.classes import classify
-from perfkit.workloads.columns import OperationSizes
-from perfkit.workloads.row_operations import count_runs
-from perfkit.workloads.vocabulary import find_entry
+
+torch = pytest.importorskip("torch", reason="probes run in torch: pip install 'perfkit[measure]'")
+
+from perfkit.calibration.cpu_plan import KERNEL_SECONDS, RARE_SHARE, list_parts, plan_cpu  # noqa: E402
+from perfkit.calibration.fit_kernels import fit_each_class  # noqa: E402
+from perfkit.measure.kernels import Case, draw_cases  # noqa: E402
+from perfkit.measure.operations import prepare  # noqa: E402
+from perfkit.measure.rare_kernels import draw_rare_cases  # noqa: E402
+from perfkit.measure.records import MeasuredKernel  # noqa: E402
+from perfkit.models.kernels import TERMS, additive, term_names  # noqa: E402
+from perfkit.platform.kernels import find_stand_in, is_other_code  # noqa: E402
+from perfkit.prediction.classes import classify  # noqa: E402
+from perfkit.workloads.columns import OperationSizes  # noqa: E402
+from perfkit.workloads.row_operations import count_runs  # noqa: E402
+from perfkit.workloads.vocabulary import find_entry  # noqa: E402
 
 
 def choose_smallest() -> dict[str, Case]:

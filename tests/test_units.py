@@ -146,7 +146,6 @@ def refused(argument: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("argument", "value", "meant"),
     [
-        ("parallel", "zero3", "fsdp"),
         ("frozen_format", "nf4_dq", "nf4-dq"),
     ],
 )

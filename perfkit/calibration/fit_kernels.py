@@ -156,22 +156,34 @@ def fit_each_class(
         if len(kernels) == 1:
             continue
         sizes = size_cases(kernels, caches, pages)
-        terms = {}
-        for name in term_names(*key.split(".", 1)):
-            units = _count_units(name, sizes)
-            if units is not None:
-                terms[name] = units
+        terms = count_units(key, sizes)
         seconds = np.array([kernel.median for kernel in kernels])
         fits[key] = fit_residuals(terms, seconds, prior=prior, ranges=_find_ranges(sizes))
     return fits
 
 
-def _count_units(term: str, sizes: Mapping[str, Array]) -> Array | None:
-    """Units of a term that each kernel has; None where no kernel was measured that has any, as elementwise
-    functions in rows, and products of numbers that lie apart, in older files."""
-    if term in ("rows", "elements") and term not in sizes:
-        return None
-    return np.asarray(TERMS[term](sizes), dtype=float)
+def count_units(key: str, sizes: Mapping[str, Array]) -> dict[str, Array]:
+    """Count the units of each term that kernels of one class have.
+
+    Parameters
+    ----------
+    key : str
+        Kind of the kernels, with their variant if it has terms of its own.
+    sizes : mapping of str to array
+        Sizes of the kernels, of `size_cases`.
+
+    Returns
+    -------
+    units : dict of str to array
+        By term, units of each kernel [-]. Terms that older files do not know are left out:
+        elementwise functions in rows, and products of numbers that lie apart.
+    """
+    units = {}
+    for term in term_names(*key.split(".", 1)):
+        is_unknown = term in ("rows", "elements") and term not in sizes
+        if not is_unknown:
+            units[term] = np.asarray(TERMS[term](sizes), dtype=float)
+    return units
 
 
 def _find_ranges(sizes: Mapping[str, Array]) -> dict[str, tuple[float, float]]:

@@ -13,7 +13,7 @@ import torch
 from perfkit.recording.questions import Question
 from perfkit.recording.recorder import Recorder
 from perfkit.recording.refusals import LIBRARIES, NEEDED, Refused, explain
-from perfkit.recording.sandbox import list_generators
+from perfkit.recording.sandbox import Setting, list_generators
 from perfkit.recording.trails import USUAL, EndlessStep, Trail, Trial
 from perfkit.recording.values import compute
 
@@ -148,16 +148,31 @@ def _run(recorder: Recorder, step: Step, trial: Trial = USUAL) -> tuple[Trail, b
     return trail, others_drew or (torch_own != torch_after and trail.asked)
 
 
+class _State(NamedTuple):
+    """A random generator, and its state at some moment."""
+
+    generator: Setting
+    value: Any
+
+
+def _read_states(recorder: Recorder) -> list[_State]:
+    """States of all generators from which the step may draw: those of the process and its own."""
+    generators = list_generators()
+    for copy in recorder.values.list_copies():
+        generators.append(Setting(copy.get_state, copy.set_state))
+    return [_State(generator, compute(generator.read)) for generator in generators]
+
+
 def _do_draws_decide(
-    recorder: Recorder, step: Step, recorded: Trail, other: Trail, states: list[Any]
+    recorder: Recorder, step: Step, recorded: Trail, other: Trail, states: Sequence[_State]
 ) -> bool:
     """Whether a call that differs from the recorded one does so by the numbers that it draws, and not
     by its number: further calls that draw the same do the same. What runs for the first time may
     differ from later times."""
     further = []
     for _ in range(2):
-        for generator, state in zip(list_generators(), states, strict=True):
-            compute(generator.write, state)
+        for state in states:
+            compute(state.generator.write, state.value)
         further.append(_repeat(recorder, step))
     first, second = further
     if first is None or are_alike(other, first):
@@ -274,7 +289,7 @@ def compare_calls(recorder: Recorder, step: Step, calls: Calls, *, rare_update: 
     if calls.drawn:
         fewest, budget = 2, MOST_OPERATIONS
     for _ in range(min(MOST_CALLS, max(fewest, budget // max(operations, 1)))):
-        states = [compute(generator.read) for generator in list_generators()]
+        states = _read_states(recorder)
         other = _repeat(recorder, step)
         if rare_update and other is not None and other.steps != recorded.steps:
             break

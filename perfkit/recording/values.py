@@ -351,7 +351,7 @@ class Values:
             packed = self._pack(*args)
             if packed is not None:
                 return packed
-        if name == "masked_select":
+        if name == "masked_select" and not known:
             selected = self._select(args[0], args[1])
             if selected is not None:
                 return selected
@@ -477,6 +477,10 @@ class Values:
         if id(own) not in self._generators:
             self._generators[id(own)] = own, own.clone_state()
         return {**kwargs, "generator": self._generators[id(own)][1]}
+
+    def list_copies(self) -> list[Any]:
+        """Copies of the generators of the user, from which the step draws."""
+        return [copy for _, copy in self._generators.values()]
 
     # -- what is known of the values of tensors
 
