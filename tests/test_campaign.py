@@ -23,7 +23,7 @@ from perfkit.calibration.campaign import calibrate, check
 from perfkit.calibration.cpu_measure import measure_samples
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.targets import check_target
-from perfkit.measure import folders, processes, timing
+from perfkit.measure import folders, processes, starter, timing
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import Case
 from perfkit.measure.machine import Fact
@@ -36,7 +36,7 @@ from perfkit.measure.processes import (
 )
 from perfkit.measure.records import read_measurements, write_measurements, write_record
 from perfkit.measure.samples import Sample
-from perfkit.measure.starter import can_fork
+from perfkit.measure.starter import Starter, StarterError, can_fork
 from perfkit.measure.timing import find_disagreement, summarize_samples, time_calls, time_loader
 from perfkit.platform.platform import Platform
 from perfkit.workloads.dlrm import DLRM
@@ -311,6 +311,21 @@ def test_processes_that_share_imports_are_new_ones_and_say_what_goes_wrong(
         children[0].wait()
         [alone] = run_processes(job)
         assert alone["parent"] == os.getpid(), "without its starter a new interpreter measures"
+
+
+@needs_forks
+def test_a_starter_that_does_not_answer_is_ended(
+    children: Children, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(starter, "_LONGEST", 0.01)
+    settings = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    with Starter() as slow:
+        with pytest.raises(StarterError, match="does not answer"):
+            slow.start(tmp_path, tmp_path / "log.0", settings)
+        assert children[0].wait() == -signal.SIGKILL
+        with pytest.raises(StarterError):
+            slow.start(tmp_path, tmp_path / "log.0", settings)
+    assert not [*tmp_path.iterdir()], "nothing was begun"
 
 
 @pytest.fixture

@@ -30,6 +30,10 @@ _IMPORTED = (
     "torch._dynamo",
 )
 
+#: Longest wait for an answer, of which the first comes after all imports [s]; ranks may work as long, see
+#: `perfkit.measure.processes.run_processes`.
+_LONGEST = 600.0
+
 #: Code of a starter. Linux kills it when its parent ends, see `perfkit.measure.processes.START`.
 START = """
 import os
@@ -41,7 +45,7 @@ serve(work_in)
 
 
 class StarterError(RuntimeError):
-    """The starter has ended."""
+    """The starter has ended, or does not answer."""
 
 
 def can_fork() -> bool:
@@ -129,6 +133,7 @@ class Starter:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket, self._their_socket = socket.socketpair()
+        self._socket.settimeout(_LONGEST)
         self._orders = self._socket.makefile("w")
         self._answers = self._socket.makefile("r")
 
@@ -165,7 +170,7 @@ class Starter:
         Raises
         ------
         StarterError
-            If the starter has ended, such as without torch.
+            If the starter has ended, such as without torch, or does not answer.
         """
         if self._process is None:
             self._process = subprocess.Popen(
@@ -198,14 +203,18 @@ class Starter:
         Raises
         ------
         StarterError
-            If the starter has ended.
+            If the starter has ended, or does not answer.
         """
         try:
             self._orders.write(json.dumps(order) + "\n")
             self._orders.flush()
             return int(self._answers.readline())
         except (OSError, ValueError) as error:
-            raise StarterError("the starter has ended") from error
+            if (
+                self._process is not None
+            ):  # so that it never begins work that another process has begun
+                self._process.kill()
+            raise StarterError("the starter has ended, or does not answer") from error
 
 
 def serve(work: Callable[[str], NoReturn]) -> NoReturn:
