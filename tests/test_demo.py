@@ -1,5 +1,6 @@
 """`make run`: the answer first, the machine before it is measured, and commands worth typing last."""
 
+import json
 import re
 import warnings
 from dataclasses import replace
@@ -101,6 +102,15 @@ def test_a_quick_demo_checks_a_third_and_a_busy_machine_is_said_at_the_start(
     monkeypatch.setattr(machine, "count_cores", lambda: 1)
     assert main(["demo", "--quick"]) == 0
     assert {sample.ranks for sample in asked["samples"]} == {1}
+
+
+def test_figures_of_a_demo_are_printed_instead_of_the_text(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["runs"]
+    assert "the doctor looks" in err and "Worth typing next:" in err
 
 
 def test_commands_worth_typing_are_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import click
@@ -50,6 +51,15 @@ def demo_command(quick: bool, report: str, out: str, json_file: str | None) -> i
     files = OutputFiles(json_file, report, out)
     files.check()
     check_target("out", out, ".toml")
+    told = sys.stderr if json_file == "-" else sys.stdout  # figures alone for what reads them
+    with redirect_stdout(told):
+        comparison = _demonstrate(quick, report, out)
+    files.write(Answer("", comparison.to_dict()))
+    return 0
+
+
+def _demonstrate(quick: bool, report: str, out: str) -> Comparison:
+    """All steps, each of them printed; returns what was predicted and measured."""
     on_gpu = _predict_on_gpu()
     _say("First a prediction without any measurement, of one training iteration on a GPU:")
     _say(f"  {on_gpu!r}\n")
@@ -68,8 +78,7 @@ def demo_command(quick: bool, report: str, out: str, json_file: str | None) -> i
     _write_report(report, comparison, samples, platform, on_gpu, next_steps)
     _say(f"\nReport:    {report} (one file, opens without a network)\nPlatform:  {out}")
     _say("\n".join(["Worth typing next:", *next_steps]))
-    files.write(Answer("", comparison.to_dict()))
-    return 0
+    return comparison
 
 
 def _say(text: str) -> None:
