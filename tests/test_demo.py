@@ -119,6 +119,7 @@ def test_commands_worth_typing_are_commands(capsys: pytest.CaptureFixture[str]) 
         words = re.sub(r"^ *\S*perfkit ", "", line.split(" # ")[0]).split()
         assert main(words) == 0
     assert "gpt2" in capsys.readouterr().out and third.lstrip().startswith("make lab")
+    assert " --platform 'my machine.toml' " in demo.list_next_steps("my machine.toml")[0]
 
 
 def test_runs_have_names_in_words() -> None:

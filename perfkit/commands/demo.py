@@ -2,6 +2,7 @@
 printed. What `make run` runs."""
 
 import os
+import shlex
 import shutil
 import sys
 import warnings
@@ -137,9 +138,10 @@ def list_next_steps(platform: str) -> list[str]:
     """
     program = "perfkit"
     if shutil.which(program) is None:  # as where make has installed it
-        program = os.path.relpath(Path(sys.executable).with_name("perfkit"))
+        program = shlex.quote(os.path.relpath(Path(sys.executable).with_name("perfkit")))
+    file = shlex.quote(platform)
     commands = {
-        f"{program} predict --model gpt2 --platform {platform} --batch 2 --sequence 128": "a model on this machine",
+        f"{program} predict --model gpt2 --platform {file} --batch 2 --sequence 128": "a model on this machine",
         f"{program} explore --model llama-3-8b --platform h100-sxm-8x8 --ranks 64 --batch 512 --sequence 8192 --dtype bf16": (
             "the best strategies on 64 GPUs"
         ),
