@@ -402,6 +402,8 @@ def test_unmodelled_operations_are_listed_and_never_free(toy: Platform, kind: st
     assert min(price([graph], without)[0].seconds) > 0
     assert min(prediction.unmodelled.values()) > 0
     assert all(name in prediction.explain() for name in prediction.unmodelled)
+    with pytest.raises(KeyError):  # and not a time of zero
+        prediction.unmodelled["no such operation"]
     assert prediction.spread > predict(workload, toy).spread
     assert kind != "gemm" or any(
         "have no model and are timed" in text for text in prediction.warnings

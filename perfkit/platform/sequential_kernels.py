@@ -83,7 +83,7 @@ _SAYS = {
     "factorization": "factorizations of matrices (linear algebra) were not measured here: they take what "
     "cuSOLVER takes on other GPUs",
     "fourier": "Fourier transforms were not measured here: each dimension is taken to move all numbers "
-    "through the memory once, and five times for lengths of other factors than 2, 3, 5 and 7",
+    "through the memory once, and five times for lengths over 4,096 or of other factors than 2, 3, 5 and 7",
 }
 
 

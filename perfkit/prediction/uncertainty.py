@@ -389,7 +389,7 @@ def find_unmeasured(
         if context is not None and context.kind == "assumed":
             note = context.notes[0] if context.notes else f"{kind} was not measured in iterations"
             stand_ins[note] += total
-    return Unmeasured(unmodelled, stand_ins, tuple(of_unknown))
+    return Unmeasured(dict(unmodelled), dict(stand_ins), tuple(of_unknown))
 
 
 def list_notes(
