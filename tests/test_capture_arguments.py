@@ -76,6 +76,15 @@ def test_an_optimizer_that_does_not_fit_is_refused() -> None:
         train(optimizer=list)
     with pytest.raises(ValueError, match=r"optimizer is 'adan'; known are .*did you mean 'adam'"):
         train(optimizer="adan")
+    with pytest.raises(ValueError, match=r"optimizer is LBFGS, whose step needs a closure"):
+        train(optimizer=torch.optim.LBFGS)
+
+
+def test_what_is_no_model_and_what_is_no_loss_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"make_step returned None, .*it must return the model"):
+        capture(lambda: None, torch.randn(2, 8))
+    with pytest.raises(ValueError, match=r"loss returned None; it must return the loss"):
+        train(loss=lambda out: None)
 
 
 class Own(torch.optim.SGD):
@@ -96,8 +105,14 @@ def test_micro_batches_have_one_update_and_one_exchange(ranks: int) -> None:
     assert forward[1]["addmm"] == 4
 
 
-def test_micro_batches_need_inputs_and_a_number() -> None:
-    with pytest.raises(ValueError, match="accumulate is 2, and inputs are not given"):
-        capture(lambda: lambda: None, accumulate=2)
+@pytest.mark.parametrize(
+    "argument", [{"accumulate": 2}, {"loss": torch.sum}, {"optimizer": torch.optim.Adam}]
+)
+def test_arguments_of_a_model_need_its_inputs(argument: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(argument))} is .*, and inputs are not given"):
+        capture(lambda: lambda: None, **argument)
+
+
+def test_micro_batches_need_a_number() -> None:
     with pytest.raises(ValueError, match="accumulate is 0"):
         train(accumulate=0)

@@ -95,6 +95,25 @@ def test_flexible_attention_says_what_it_counts_as_and_has_no_gradient_on_a_cpu(
         capture(attend())
 
 
+def test_a_learned_bias_of_scores_gets_no_gradient_and_that_is_said() -> None:
+    found = []
+
+    def make_step() -> Step:
+        rows = nn.Parameter(torch.randn(1, 2, 128, 16, device="cuda"))
+        bias = nn.Parameter(torch.zeros(2, device="cuda"))
+
+        def step() -> None:
+            out = flex_attention(rows, rows, rows, lambda score, b, head, q, k: score + bias[head])
+            out.sum().backward()
+            found.append(bias.grad)
+
+        return step
+
+    with pytest.warns(UserWarning, match="a learned bias, get no gradient and no update"):
+        capture(make_step, device="cuda")
+    assert set(found) == {None}
+
+
 # -- files and objects of other ranks
 
 

@@ -30,6 +30,10 @@ OTHER_WEIGHTS = (
     "optimizer is a {0} of weights that the model does not have; build it from the weights of the model that is given, "
     "or give the class, as in optimizer=torch.optim.{0}"
 )
+WITH_CLOSURE = (
+    "optimizer is {0}, whose step needs a closure that computes the loss again; write the step yourself, and give a "
+    "function that returns it"
+)
 
 
 def read_device(device: Any) -> str:
@@ -140,10 +144,18 @@ class Training:
         Raises
         ------
         ValueError
-            For an optimizer that cannot be built, or is one of other weights.
+            For what builds no module, and for an optimizer that cannot be built, is one of other weights,
+        or needs a closure.
         """
-        module = (model if isinstance(model, nn.Module) else model()).train()
+        module = model if isinstance(model, nn.Module) else model()
+        if not isinstance(module, nn.Module):
+            raise ValueError(
+                f"make_step returned {show(module)}, and inputs are given; it must return the model, a torch.nn.Module"
+            )
+        module.train()
         updates = self._make_optimizer(module)
+        if isinstance(updates, torch.optim.LBFGS):
+            raise ValueError(WITH_CLOSURE.format(type(updates).__name__))
         notes += _describe_tables(module, type(updates).__name__.lower(), self.ranks)
         if self.ranks > 1:
             module = nn.parallel.DistributedDataParallel(module)
@@ -204,6 +216,10 @@ class Training:
             else:
                 out = module(*inputs) if isinstance(inputs, list | tuple) else module(inputs)
             found: Any = self.loss(out) if self.loss else getattr(out, "loss", None)
+            if self.loss and not isinstance(found, Tensor):
+                raise ValueError(
+                    f"loss returned {show(found)}; it must return the loss, a tensor of one number"
+                )
             if found is None:
                 numbers = [t.float().mean() for t in walk_tensors(out) if t.is_floating_point()]
                 found = sum(numbers[1:], start=numbers[0])

@@ -15,7 +15,7 @@ from perfkit.recording.values import Values, compute
 #: Assumption for flexible attention.
 FUSED = (
     "flex_attention counts as flash attention on the blocks that its block mask leaves; what its functions of scores and "
-    "masks compute takes no time"
+    "masks compute takes no time, and tensors that they read, such as a learned bias, get no gradient and no update"
 )
 #: What is said where the blocks of a mask are not known.
 WHOLE = "how many blocks a block mask leaves is not known; flex_attention counts as if it left all of them"

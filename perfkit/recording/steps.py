@@ -648,6 +648,14 @@ def capture(
         raise ValueError(
             f"accumulate is {show(accumulate)}, and inputs are not given; write the loop over micro-batches into the step"
         )
+    elif loss is not None:
+        raise ValueError(
+            f"loss is {show(loss)}, and inputs are not given; compute the loss in the step"
+        )
+    elif optimizer != "adamw":
+        raise ValueError(
+            f"optimizer is {show(optimizer)}, and inputs are not given; build it in make_step"
+        )
     ranks = int(check_positive("ranks", ranks, integer=True))
     rank = check_rank(rank, ranks)
     recorder = Recorder(accelerator=device != "cpu")
