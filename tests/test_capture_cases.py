@@ -278,6 +278,59 @@ def test_a_note_tells_work_of_every_third_call_from_work_that_is_drawn(
     assert ("the calls of the step differ" if by_number else "numbers that the step draws") in text
 
 
+# -- products that change a matrix, and settings
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "kind"),
+    [
+        ("addmm_", [(3, 5), (3, 4), (4, 5)], "gemm"),
+        ("addmv_", [(3,), (3, 4), (4,)], "gemm"),
+        ("baddbmm_", [(2, 3, 5), (2, 3, 4), (2, 4, 5)], "bmm"),
+    ],
+)
+def test_a_product_that_changes_a_matrix_has_the_work_of_its_factors(
+    name: str, sizes: list[tuple[int, ...]], kind: str
+) -> None:
+    def make_step() -> Step:
+        kept, left, right = map(torch.randn, sizes)
+        return lambda: getattr(kept, name)(left, right)
+
+    graph = capture(make_step)
+    assert [(label.name, label.kind) for label in graph.labels] == [(name, kind)]
+    columns = sizes[2][-1] if len(sizes[2]) > 1 else 1
+    places = sizes[1][0] * sizes[1][1] * (sizes[1][2] if kind == "bmm" else 1)
+    assert graph.features.flops.tolist() == [2 * places * columns]
+
+
+def test_kernels_that_a_step_switches_off_are_on_again_after_it() -> None:
+    def make_step() -> Step:
+        torch.backends.cudnn.enabled = False
+        torch.backends.mkldnn.set_flags(False)
+        torch.autograd.set_multithreading_enabled(False)
+        return lambda: torch.ones(2) + 1
+
+    capture(make_step)
+    assert torch.backends.cudnn.enabled
+    assert torch._C._get_mkldnn_enabled()
+    assert torch._C._is_multithreading_enabled()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"), [([1, 3], "decreasing order"), ([3, 0], "greater than 0")]
+)
+def test_lengths_that_no_packed_sequence_has_are_refused_as_by_pytorch(
+    lengths: list[int], said: str
+) -> None:
+    known = torch.tensor(lengths)
+
+    def step() -> None:
+        nn.utils.rnn.pack_padded_sequence(torch.randn(4, 2, 8), known)
+
+    with pytest.raises(RuntimeError, match=said):
+        capture(lambda: step)
+
+
 # -- pinned memory
 
 

@@ -109,6 +109,8 @@ def _list_settings() -> list[Setting]:
         Setting(torch.is_grad_enabled, torch.set_grad_enabled),
         Setting(private._get_float32_matmul_precision, private._set_float32_matmul_precision),
         Setting(private._get_cudnn_allow_tf32, private._set_cudnn_allow_tf32),
+        Setting(private._get_cudnn_enabled, private._set_cudnn_enabled),
+        Setting(private._get_mkldnn_enabled, private._set_mkldnn_enabled),
         Setting(private._get_cudnn_benchmark, private._set_cudnn_benchmark),
         Setting(private._get_cudnn_deterministic, private._set_cudnn_deterministic),
         Setting(private._get_flash_sdp_enabled, private._set_sdp_use_flash),
@@ -118,6 +120,7 @@ def _list_settings() -> list[Setting]:
         Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
         Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         Setting(torch.get_num_threads, torch.set_num_threads),
+        Setting(private._is_multithreading_enabled, torch.autograd.set_multithreading_enabled),
         # the first use of the compiler switches these checks off
         Setting(_is_validating, Distribution.set_default_validate_args),
         Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),

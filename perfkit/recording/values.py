@@ -688,12 +688,13 @@ class Values:
         known = self.pretend(lengths).constant
         if known is None:
             return None
-        numbers = compute(known.tolist)
-        batches = [sum(number > step for number in numbers) for step in range(max(numbers))]
-        shape = (sum(numbers), *rows.shape[2:])
+        # one number for each element
+        elements = compute(torch.empty, rows.shape[:2])
+        packed, batches = compute(torch._pack_padded_sequence, elements, known, batch_first)
+        shape = (len(packed), *rows.shape[2:])
         strides = compute(lambda: torch.empty(shape, device="meta").stride())
         data = self._make(shape, strides, rows.dtype, self.pretend(rows).device)
-        return data, compute(torch.tensor, batches)
+        return data, batches
 
     def _split(self, index: Any) -> Sequence[Any]:
         """Indices of the places where a mask is true; other indices as they are."""

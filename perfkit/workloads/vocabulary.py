@@ -755,6 +755,7 @@ UNPRICED = (
     "_conv_depthwise2d",
     "conv_depthwise3d",
     "addbmm",
+    "addbmm_",
     "_compute_linear_combination",
 )
 #: Those of them whose work is proportional to their bytes.
@@ -774,7 +775,7 @@ SPARSE_SUM = Entry(("add", "add_", "sub", "sub_"), "copy", "cat", _rows_of_spars
 #: The first match counts. Bytes are those of all operands that are read and written, see
 #: `count_bytes`.
 TABLE: tuple[Entry, ...] = (
-    Entry(("mm", "addmm", "_addmm_activation"), "gemm", _layout, _product),
+    Entry(("mm", "addmm", "addmm_", "_addmm_activation"), "gemm", _layout, _product),
     Entry(
         ("_scaled_mm", "_scaled_mm_v2", "_int_mm"),
         "gemm",
@@ -793,7 +794,9 @@ TABLE: tuple[Entry, ...] = (
         _layout_of_groups,
         _scaled_groups_v2,
     ),
-    Entry(("mv", "dot", "vdot", "addmv"), "gemm", "nn", _vectors),  # a product with one column
+    Entry(
+        ("mv", "dot", "vdot", "addmv", "addmv_"), "gemm", "nn", _vectors
+    ),  # a product with one column
     Entry(
         ("mkldnn_rnn_layer*",),
         "gemm",
@@ -807,7 +810,7 @@ TABLE: tuple[Entry, ...] = (
     *_list_fourier(),
     Entry(("linalg_matrix_exp",), "bmm", "nn", _exponential, launches=EXPONENTIAL_PRODUCTS),
     Entry(("_euclidean_dist",), "bmm", "nt", size_distances, launches=DISTANCE_KERNELS),
-    Entry(("bmm", "baddbmm"), "bmm", _layout, _product),
+    Entry(("bmm", "baddbmm", "baddbmm_"), "bmm", _layout, _product),
     Entry(("_grouped_mm",), "bmm", _layout_of_groups, _groups),
     Entry(
         ("_scaled_dot_product_*_backward",),
