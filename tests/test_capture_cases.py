@@ -355,6 +355,42 @@ def test_a_tensor_from_outside_is_pinned_and_stays_known() -> None:
     assert not data.is_pinned()
 
 
+# -- regions without gradients
+
+
+def test_inference_mode_is_no_grad() -> None:
+    modes: list[bool] = []
+
+    def make_step(region: Any) -> Step:
+        frozen = nn.Sequential(
+            nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 8)
+        )
+        frozen.to("cuda")
+        head = nn.Linear(8, 8).to("cuda")
+
+        def step() -> None:
+            with region():
+                modes.append(torch.is_inference_mode_enabled())
+                rows = frozen(torch.randn(2, 4, 8, 8, device="cuda")).softmax(-1)
+                rows = rows @ rows.T @ rows
+                with torch.inference_mode(False):
+                    modes.append(torch.is_grad_enabled())
+            modes.append(torch.is_inference_mode_enabled())
+            head(rows.clone()).sum().backward()
+
+        return step
+
+    without = capture(lambda: make_step(torch.no_grad), device="cuda")
+    assert modes[:3] == [False, True, False]
+    modes.clear()
+    inference = capture(lambda: make_step(torch.inference_mode), device="cuda")
+    assert modes[:3] == [True, True, False]
+    assert inference.labels == without.labels
+    assert inference.column("flops").tolist() == without.column("flops").tolist()
+    assert "convolution" in list_names(inference)
+    assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+
+
 # -- the counted table of cases
 
 

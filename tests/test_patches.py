@@ -105,6 +105,7 @@ EXPECTED = {
     "torch.nn.attention.flex_attention._validate_device": "(query, key, value)",
     "torch.autograd.grad_mode.inference_mode.__enter__": "(self)",
     "torch.autograd.grad_mode.inference_mode.__exit__": "(self, exc_type, exc_value, traceback)",
+    "torch.is_inference_mode_enabled": "builtin_function_or_method",
     "torch.cuda.set_stream": "(stream)",
     "torch.cuda.is_initialized": "()",
     "torch.cuda.get_arch_list": "()",

@@ -305,36 +305,54 @@ def _restore_tensors(states: list[_TensorState]) -> None:
 # ---------------------------------------------------------------------------------
 
 
+class _InferenceRegion(NamedTuple):
+    """A region of `torch.inference_mode` that a step is in, and whether gradients were recorded
+    before it."""
+
+    region: Any
+    recorded_gradients: bool
+
+
 class InferenceModes:
-    """Regions of `torch.inference_mode` that a step is in."""
+    """Regions of `torch.inference_mode` that a step is in.
+
+    They are regions of `torch.no_grad` in a capture. Without autograd PyTorch hands the recorder
+    `linear` or `conv2d` whole, and not the kernels that they run.
+    """
 
     def __init__(self) -> None:
-        self._entered: list[Any] = []  # the innermost one last
-        self._enter, self._exit = torch.inference_mode.__enter__, torch.inference_mode.__exit__
+        self._entered: list[_InferenceRegion] = []  # the innermost one last
 
     def list_patches(self) -> list[Patch]:
         """Patches that tell of regions."""
 
         def enter(region: Any) -> None:
-            self._enter(region)
-            self._entered.append(region)
+            self._entered.append(_InferenceRegion(region, torch.is_grad_enabled()))
+            torch.set_grad_enabled(not region.mode)
 
         def leave(region: Any, exc_type: Any, exc_value: Any, traceback: Any) -> None:
             # one that was left at the end of the capture is not left again
-            if region in self._entered:
-                self._entered.remove(region)
-                self._exit(region, exc_type, exc_value, traceback)
+            if any(entered.region is region for entered in self._entered):
+                self._leave_last()
 
-        reason = "a step that ends inside of torch.inference_mode leaves its process in the capture"
+        def is_enabled() -> bool:
+            return bool(self._entered) and self._entered[-1].region.mode
+
+        reason = "work in torch.inference_mode arrives as operations without a model"
         return [
             Patch(torch.inference_mode, "__enter__", enter, reason),
             Patch(torch.inference_mode, "__exit__", leave, reason),
+            Patch(torch, "is_inference_mode_enabled", is_enabled, reason),
         ]
+
+    def _leave_last(self) -> None:
+        """Leave the innermost region."""
+        torch.set_grad_enabled(self._entered.pop().recorded_gradients)
 
     def leave_all(self) -> None:
         """Leave all regions, the innermost one first."""
         while self._entered:
-            self._exit(self._entered.pop(), None, None, None)
+            self._leave_last()
 
 
 @contextmanager
