@@ -616,9 +616,10 @@ MISTAKES = {
     f"{PREDICT} --mixed": "--mixed is given with --dtype fp32; .* take --dtype bf16 or fp16, or leave",
     f"{PREDICT} --ranks 16": r"take at most 8, or 2 nodes: --platform h100-sxm-8x2$",
     f"{PREDICT} --vp 2": "unrecognized arguments: --vp; .*perfkit predict takes --model, .*--batch",
-    f"{PREDICT} --tp 5": "these ranks cannot share heads of the model, 12; tp, 5, must divide it",
-    f"{PREDICT} --tp 2 --ranks 4": "--ranks is 4, and --tp x --pp x --cp x --dp is 2; leave --ranks out",
-    f"{PREDICT} --ranks 8 --schedule zero_bubble": "--dp is 1; leave --ranks out, or make these 8$",
+    f"{PREDICT} --tp 5": "--tp x --pp x --cp is 5, which does not divide the 8 ranks; give --dp",
+    f"{PREDICT} --tp 5 --dp 1": "these ranks cannot share heads of the model, 12; tp, 5, must divide it",
+    f"{PREDICT} --tp 2 --dp 1 --ranks 4": "--ranks is 4, and --tp x --pp x --cp x --dp is 2; leave --ranks out",
+    f"{PREDICT} --ranks 8 --dp 1 --schedule zero_bubble": "--dp is 1; leave --ranks out, or make these 8$",
     f"{PREDICT} --checkpoint-layers 8": "take --checkpoint, or leave --checkpoint-layers out$",
     f"{PREDICT} --tp 2 --checkpoint-layers 8": "take --checkpoint, or leave --checkpoint-layers out$",
     f"{PREDICT} --checkpoint-group 2": "take --checkpoint without --checkpoint-layers, or leave --ch",
@@ -741,9 +742,21 @@ def test_all_ranks_of_the_platform_take_part_where_none_are_given(capsys: Any) -
         assert "ranks: 8, all of h100-sxm-8; --ranks takes another number" in said
         assert main(f"{command} {SMALL} --platform h100-sxm-8 --ranks 4".split()) == 0
         assert "another number" not in capsys.readouterr().out
-    for more, ranks in (("--tp 2", 2), ("--ranks 1", 1), ("", 8)):
+    counts = {"--micro-batch 1": 8, "--tp 2 --dp 2": 4, "--tp 2 --ranks 4": 4, "--ranks 1": 1}
+    for more, ranks in counts.items():
         assert main(f"predict {SMALL} --platform h100-sxm-8 --json - {more}".split()) == 0
         assert json.loads(capsys.readouterr().out)["ranks"] == ranks
+
+
+def test_a_strategy_without_dp_takes_all_ranks_and_one_with_it_says_how_many(capsys: Any) -> None:
+    said = {
+        "--tp 2": "Strategy(tp=2, pp=1, dp=4)",
+        "--tp 2 --zero 1": "ranks: 8, all of h100-sxm-8, with --dp 4; --dp or --ranks takes another",
+        "--tp 2 --dp 2": "ranks: 4 of the 8 of h100-sxm-8, as --tp x --pp x --cp x --dp says",
+    }
+    for more, line in said.items():
+        assert main(f"predict {SMALL} --platform h100-sxm-8 {more}".split()) == 0
+        assert line in capsys.readouterr().out
 
 
 def test_a_name_of_the_hub_is_that_of_its_preset(capsys: Any) -> None:

@@ -121,7 +121,7 @@ _WITHOUT_STRATEGY = (
 _OF_STRATEGIES = (
     Setting("tp", "ranks that share products (tensor parallel)", WHOLE),
     Setting("pp", "stages of layers (pipeline parallel)", WHOLE),
-    Setting("dp", "replicas of the model; ranks are tp x pp x cp x dp", WHOLE),
+    Setting("dp", "replicas of the model; default: --ranks over tp x pp x cp", WHOLE),
     Setting("cp", "ranks that share the tokens of a sequence (context parallel)", WHOLE),
     Setting("cp_kind", "how ranks of cp share them: ring, all_gather, ulysses"),
     Setting("ep", "replicas that share the experts (expert parallel)", WHOLE),
@@ -177,7 +177,7 @@ class Described:
     strategy: Strategy | None = None
 
 
-def describe(values: Mapping[str, Any]) -> Described:
+def describe(values: Mapping[str, Any], ranks: int) -> Described:
     """Make the workload and the strategy of a command that has `takes_model` and
     `takes_sharing`.
 
@@ -185,6 +185,8 @@ def describe(values: Mapping[str, Any]) -> Described:
     ----------
     values : mapping
         What click read, None or False where an option is not given.
+    ranks : int
+        Ranks that a strategy without ``--dp`` takes [-].
 
     Raises
     ------
@@ -200,7 +202,30 @@ def describe(values: Mapping[str, Any]) -> Described:
     if not of_strategy:
         return Described(build_model(values, **of_sharing, **without_strategy))
     refuse_given("options such as --tp, --dp and --zero say how ranks share", **without_strategy)
+    if "dp" not in of_strategy:
+        of_strategy["dp"] = _count_replicas(of_strategy, ranks)
     return Described(build_model(values), pk.Strategy(**of_sharing, **of_strategy))
+
+
+def _count_replicas(of_strategy: Mapping[str, Any], ranks: int) -> int:
+    """Replicas of a strategy that takes all ranks.
+
+    Examples
+    --------
+    >>> _count_replicas({"tp": 2, "zero": 3}, 64)
+    32
+    """
+    ranks_of_replica = 1
+    for name in ("tp", "pp", "cp"):
+        ranks_of_replica *= of_strategy.get(name, 1)
+    if ranks_of_replica < 1:
+        return 1  # a strategy refuses such numbers
+    if ranks % ranks_of_replica:
+        raise ValueError(
+            f"--tp x --pp x --cp is {ranks_of_replica}, which does not divide the {ranks} ranks; "
+            "give --dp, the replicas of the model, too, or other numbers"
+        )
+    return ranks // ranks_of_replica
 
 
 def describe_own(values: Mapping[str, Any]) -> DLRM | Transformer:

@@ -47,7 +47,7 @@ class Predicted:
     prediction : Prediction
         Its prediction.
     assumed : str, optional
-        Which ranks were taken; None where somebody has said it.
+        Which ranks take part; None where ``--ranks`` says it.
     deviation : Deviation, optional
         The measurement beside it; None without one.
     """
@@ -89,14 +89,12 @@ def predict_described(values: Mapping[str, Any]) -> Predicted:
     ValueError
         As `perfkit.predict` does, and for a measurement that is neither a time nor a log.
     """
-    described = describe(values)
     platform = find_platform(values["platform"], values["nodes"])
     ranks = values["ranks"]
-    assumed = None
+    described = describe(values, platform.network.ranks if ranks is None else ranks)
+    assumed = _describe_ranks_of(described, values, platform)
     if ranks is None and described.strategy is None:
         ranks = platform.network.ranks
-        if ranks > 1:
-            assumed = describe_ranks(ranks, platform)
     prediction = pk.predict(
         described.workload,
         platform,
@@ -112,12 +110,38 @@ def predict_described(values: Mapping[str, Any]) -> Predicted:
     return Predicted(described, platform, prediction, assumed, deviation)
 
 
+def _describe_ranks_of(
+    described: Described, values: Mapping[str, Any], platform: Platform
+) -> str | None:
+    """Say which ranks take part where ``--ranks`` does not."""
+    of_platform = platform.network.ranks
+    if values["ranks"] is not None or of_platform == 1:
+        return None
+    strategy = described.strategy
+    if strategy is None:
+        return describe_ranks(of_platform, platform)
+    if values["dp"] is None:
+        return (
+            f"ranks: {strategy.ranks}, all of {platform.name}, with --dp {strategy.dp}; --dp or "
+            "--ranks takes another number"
+        )
+    return (
+        f"ranks: {strategy.ranks} of the {of_platform} of {platform.name}, as --tp x --pp x --cp x "
+        "--dp says"
+    )
+
+
 def _read_measured(word: str) -> Any:
     """A time with or without its unit [s], or the log of a training run."""
     seconds = read_quantity(word, SECONDS)
     if seconds is not None:
         return seconds
     if not Path(word).exists():
+        if Path(word).suffix or "/" in word:
+            raise ValueError(
+                f"measured is {show(word)}, and there is no such file; name the training log, or a "
+                "time such as 44ms"
+            )
         raise ValueError(
             f"measured is {show(word)}; it must be seconds, a time with one of the units {', '.join(SECONDS)}, such as "
             "44ms, or the file of a training log"

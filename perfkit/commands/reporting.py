@@ -61,6 +61,8 @@ def report_command(
         lines = [result.headline() for result in results]
         if cost is not None:
             lines.append(cost.text)
+        if predicted.assumed is not None:
+            lines.append(predicted.assumed)
         try:
             exploration = _explore(predicted, of_prediction_and_cost)
         except ValueError as error:
