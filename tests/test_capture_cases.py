@@ -391,6 +391,42 @@ def test_inference_mode_is_no_grad() -> None:
     assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize(
+    ("case", "times"),
+    [("trained", 1 + 2 + 3), ("frozen", 1 + 2), ("rolled out", 3 * 2 + 2 + 3), ("checkpoint", 6)],
+)
+def test_model_flops_of_a_capture_are_those_of_gradients_that_are_needed(
+    case: str, times: int
+) -> None:
+    """Two layers with equal work: the input of the first one needs no gradient. Beside them a call
+    without gradients, or work that is computed again."""
+
+    def make_step() -> Step:
+        first, second = nn.Linear(8, 8).cuda(), nn.Linear(8, 8).cuda()
+        beside = nn.Linear(8, 8).cuda()
+        first.requires_grad_(case != "frozen")
+
+        def step() -> None:
+            x = torch.randn(4, 8, device="cuda")
+            with torch.no_grad():
+                if case == "rolled out":
+                    for _ in range(3):
+                        second(first(x))
+                elif case == "trained":
+                    beside(x)
+            if case == "checkpoint":
+                out = torch.utils.checkpoint.checkpoint(second, first(x), use_reentrant=False)
+                out = out + beside(x).detach()
+            else:
+                out = second(first(x))
+            out.sum().backward()
+
+        return step
+
+    graph = capture(make_step, device="cuda")
+    assert graph.model_flops == times * 2 * 4 * 8 * 8
+
+
 # -- the counted table of cases
 
 

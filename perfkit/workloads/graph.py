@@ -447,11 +447,26 @@ class Graph(Tabular):
         follows.
 
         Work that is computed again counts once; causal attention counts half (arXiv:2204.02311,
-        appendix B).
+        appendix B). Of a captured graph, the backward pass of each module counts as it runs, up to
+        twice the forward pass: nothing for work without gradients, once where the input needs none.
         """
+        flops = self.column("flops")
         phases = [label.phase if label.kind in _PRODUCTS else "" for label in self.labels]
-        forward = float(self.column("flops")[np.array(phases, dtype=str) == "forward"].sum())
-        return forward * (3.0 if "backward" in phases else 1.0)
+        forward = float(flops[np.array(phases, dtype=str) == "forward"].sum())
+        if self.device == "":
+            return forward * (3.0 if "backward" in phases else 1.0)
+        forward_of: dict[str, float] = {}
+        backward_of: dict[str, float] = {}
+        for label, phase, work in zip(self.labels, phases, flops.ravel().tolist(), strict=True):
+            if phase == "forward":
+                forward_of[label.module] = forward_of.get(label.module, 0.0) + work
+            elif phase == "backward":
+                backward_of[label.module] = backward_of.get(label.module, 0.0) + work
+        # more than twice the forward pass is work that is computed again
+        backward = sum(
+            min(2.0 * work, backward_of.get(module, 0.0)) for module, work in forward_of.items()
+        )
+        return forward + backward
 
     @cached_property
     def distances(self) -> np.ndarray:
