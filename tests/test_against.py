@@ -184,3 +184,16 @@ def test_a_measured_time_may_have_its_unit(predicted: pk.Prediction) -> None:
         assert pk.compare(predicted, measured).ratio == pytest.approx(0.044 / predicted.time)
     with pytest.raises(ValueError, match=r"measured is 'soon'; .*units s, ms.*such as '8h'"):
         predicted.against("soon")
+
+
+def test_the_first_cause_is_that_the_settings_do_not_fit(predicted: pk.Prediction) -> None:
+    with keep_quiet():
+        model = pk.Transformer.preset("gpt2", batch=4096, dtype="bf16")
+        unfit = pk.predict(model, "h100-sxm-8")
+    for ratio in (1.0, 3.0):
+        lines = unfit.against(ratio * unfit.time).explain().splitlines()
+        assert lines[1].startswith("  these settings do not fit: a rank needs ")
+        said = " ".join(" ".join(lines).split())
+        assert "your run had smaller micro-batches or other settings (accumulate, micro_" in said
+        assert "this run corrects the platform" not in said
+    assert "do not fit" not in predicted.against(3 * predicted.time).explain()

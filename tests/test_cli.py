@@ -838,6 +838,25 @@ def test_a_report_has_measurement_cost_and_strategies(capsys: Any) -> None:
     assert "For the boss" in page and "Pareto front" in page
 
 
+def test_a_page_has_the_cost_and_that_the_run_cannot_be(capsys: Any, monkeypatch: Any) -> None:
+    notes_of_page = []
+
+    def keep_notes(*results: Any, path: str, notes: str) -> Path:
+        notes_of_page.append(notes)
+        return Path(path)
+
+    monkeypatch.setattr("perfkit.reports.page.report", keep_notes)
+    line = "predict --model gpt2 --platform h100-sxm-8 --ranks 1 --price 2 --tokens 1e9 --report x.html"
+    for batch, cannot_be in ((1, False), (4096, True)):
+        assert main(f"{line} --batch {batch}".split()) == 0
+        said = capsys.readouterr()
+        assert notes_of_page[-1] in said.out
+        assert notes_of_page[-1].startswith("1e+09 tokens: ")
+        note = "this run cannot be: a rank needs"
+        assert (note in notes_of_page[-1]) == cannot_be
+        assert note not in said.err  # said once
+
+
 SMALL_LLAMA = "predict --model llama-3.2-1b --sequence 1024 --batch 8 --dtype bf16 --json -"
 
 

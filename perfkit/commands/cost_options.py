@@ -1,6 +1,7 @@
 """Options that say what a whole run costs: its amount, prices, failures and dates; and what they give."""
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import perfkit as pk
 from perfkit.commands.options import NUMBER, OF_SECONDS, keep_given, refuse_given
 from perfkit.ground.dates import read_date, write_date
 from perfkit.ground.quantities import SECONDS, read_quantity
-from perfkit.ground.results import write_cells
+from perfkit.ground.results import write_cells, write_notes
 from perfkit.ground.units import format_count, format_table, show
 from perfkit.prediction.goodput import write_hours
 
@@ -198,8 +199,13 @@ def find_cost(prediction: pk.Prediction, values: Mapping[str, Any]) -> CostAnswe
         refuse_given(
             "it counts with failures alone: give --mtbf, llama-3 for example", **of_failures
         )
-        costs = prediction.cost(price, **others, **amounts)
-        return CostAnswer(_describe_costs(prediction, costs, amounts, price), costs)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            costs = prediction.cost(price, **others, **amounts)
+        notes = [str(warning.message) for warning in said]
+        lines = [_describe_costs(prediction, costs, amounts, price)]
+        lines += write_notes("warning", notes)
+        return CostAnswer("\n".join(lines), costs)
     others["mtbf"] = _read_mtbf(others["mtbf"])
     if "checkpoint_time" not in of_failures and "write_rate" not in of_failures:
         raise ValueError(

@@ -17,6 +17,7 @@ class Answer:
     text: str  # to print
     figures: Any  # for --json
     results: Sequence[Any] = ()  # for --report
+    notes: str | None = None  # for --report, before the results
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class OutputFiles:
         if self.report is not None and answer.results:
             from perfkit.reports.page import report
 
-            written.append(report(*answer.results, path=self.report))
+            written.append(report(*answer.results, path=self.report, notes=answer.notes))
         if self.json_file != "-":
             for path in written:
                 print(f"written to {escape(path, 1000)}")

@@ -72,12 +72,15 @@ def predict_command(
             "would_explain": deviation.table().to_dicts(),
         }
         results = [deviation]  # which shows the prediction, too
+    notes = None
     if cost is not None:
         texts.append(cost.text)
         figures["cost"] = cost.figures
-        if cost.result is not None:
+        if cost.result is None:
+            notes = cost.text
+        else:
             results = [cost.result]  # which shows the prediction, too
             if predicted.deviation is not None:
                 results.insert(0, predicted.deviation)
-    files.write(Answer("\n\n".join(texts), figures, results=results))
+    files.write(Answer("\n\n".join(texts), figures, results=results, notes=notes))
     return 0

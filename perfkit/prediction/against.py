@@ -194,11 +194,14 @@ class Deviation(Tabular):
         Returns
         -------
         text : str
-            What is not the same run; for a measurement outside of the interval, how often published
+            That the predicted settings do not fit into memory; what is not the same run; for a measurement outside of the interval, how often published
             steps are outside, what alone would explain it (a power cap, attention, each resource), and
             what the prediction warned of.
         """
         lines = [self.headline()]
+        does_not_fit = self.prediction.fits is False
+        if does_not_fit:
+            lines.append(self._say_that_it_does_not_fit())
         if not self.is_inside:
             lines += self._say_how_far()
         if self.measured.iterations > 1:
@@ -209,12 +212,23 @@ class Deviation(Tabular):
             lines.append(self._compare_memory(self.measured.memory))
         if not self.is_inside:
             lines += self._list_explanations()
-        if not self.mismatches and self.prediction.causes.loading == 0:
+        if not self.mismatches and not does_not_fit and self.prediction.causes.loading == 0:
             lines.append(
                 f"  this run corrects the platform: correct() has all resources x {1 / self.ratio:.2f}; one run does not "
                 "tell which it was"
             )
         return "\n".join(wrap_lines(lines))
+
+    def _say_that_it_does_not_fit(self) -> str:
+        """Say that a run which fits had other settings, and which they may be."""
+        need = str(self.prediction.memory()).removesuffix(": does not fit")
+        others = "other settings"
+        if hasattr(self.prediction.workload, "accumulate"):
+            others = "smaller micro-batches or other settings (accumulate, micro_batch)"
+        return (
+            f"  these settings do not fit: a rank {need}; your run had {others}: predict those before "
+            "you look for another cause"
+        )
 
     def _compare_memory(self, reported: float) -> str:
         """The memory that the run reported beside both that are predicted."""
