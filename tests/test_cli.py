@@ -857,6 +857,21 @@ def test_a_page_has_the_cost_and_that_the_run_cannot_be(capsys: Any, monkeypatch
         assert note not in said.err  # said once
 
 
+def test_the_way_out_of_too_little_memory_can_be_typed(capsys: Any) -> None:
+    line = "predict --model gpt2 --platform h100-sxm-8 --batch 4096 --json -"
+    for more in ("", "--parallel fsdp", "--tp 2 --micro-batch 512"):
+        assert main(f"{line} {more}".split()) == 0
+        warnings = json.loads(capsys.readouterr().out)["warnings"]
+        [advice] = [text for text in warnings if "does not fit" in text]
+        assert not PYTHON.search(advice), advice
+        if "--tp" in more:
+            continue
+        [passes] = re.findall(r"take --accumulate (\d+) \(frees [^:]*: fits", advice)
+        assert main(f"{line} {more} --accumulate {passes}".split()) == 0
+        again = json.loads(capsys.readouterr().out)["warnings"]
+        assert not [text for text in again if "does not fit" in text]
+
+
 SMALL_LLAMA = "predict --model llama-3.2-1b --sequence 1024 --batch 8 --dtype bf16 --json -"
 
 

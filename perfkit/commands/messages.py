@@ -125,6 +125,58 @@ def say_for_commands(text: str) -> str:
     return "".join(parts)
 
 
+#: How the advice of a run that does not fit begins if no strategy was given, and what it names.
+_OF_OWN_SETTINGS = re.compile(r"with strategy=Strategy\(([^()]*)\) (?:take )?")
+_MORE_RANKS = re.compile(r"(\d+) ranks \(dp=\d+\)")
+_MICRO_BATCH = re.compile(r"\bmicro_batch=(\d+) \(")
+#: What `perfkit predict` says of a strategy alone, and not beside ``--parallel``.
+_OF_STRATEGIES_ALONE = re.compile(r"\b(zero|offload|cp|dp)=")
+
+
+def say_next_steps(warning: str, batch: int | None) -> str:
+    """Put the warning that a run does not fit into options that can be typed.
+
+    Parameters
+    ----------
+    warning : str
+        A warning of a prediction; any other is given back as it is.
+    batch : int, optional
+        Sequences over all ranks [-]; None for workloads without.
+
+    Examples
+    --------
+    >>> say_next_steps("a rank needs 9 GB of 8 GB: does not fit; take zero=1 (frees 2 GB: fits)", 8)
+    'a rank needs 9 GB of 8 GB: does not fit; take --zero 1 (frees 2 GB: fits)'
+    >>> own = "with strategy=Strategy(tp=1, pp=1, dp=4, micro_batch=8) take micro_batch=1 (fits)"
+    >>> say_next_steps(f"a rank needs 9 GB; {own}", 64)
+    'a rank needs 9 GB; take --accumulate 16 (fits)'
+    """
+    if not warning.startswith("a rank needs"):
+        return warning
+    own = _OF_OWN_SETTINGS.search(warning)
+    if own is None or batch is None:
+        return say_for_commands(warning)
+    settings = dict(setting.split("=") for setting in own[1].split(", "))
+    replicas = int(settings.pop("dp"))
+    head = warning[: own.start()]
+    steps = _MORE_RANKS.sub(r"--ranks \1", warning[own.end() :])
+    takes = "take " if own[0].endswith("take ") else ""
+
+    def count_passes(micro_batch: str) -> int:
+        return batch // (replicas * int(micro_batch))
+
+    if not _OF_STRATEGIES_ALONE.search(steps):
+        steps = _MICRO_BATCH.sub(lambda step: f"--accumulate {count_passes(step[1])} (", steps)
+        return say_for_commands(f"{head}{takes}{steps}")
+    steps = _MICRO_BATCH.sub(
+        lambda step: f"{step[0]}beside --parallel: --accumulate {count_passes(step[1])}; ", steps
+    )
+    shown = [f"{name}={value}" for name, value in settings.items() if name not in ("tp", "pp")]
+    return say_for_commands(
+        f"{head}with {' '.join(shown)} in place of --parallel and --accumulate {takes}{steps}"
+    )
+
+
 def _write_option(argument: re.Match[str]) -> str:
     """Write an argument of Python as an option."""
     name, value = argument.groups()

@@ -1,7 +1,7 @@
 """Options that say which iteration is predicted, and on which ranks; and its prediction."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import click
 
 import perfkit as pk
 from perfkit.commands import options
+from perfkit.commands.messages import say_next_steps
 from perfkit.commands.model_options import Described, describe, takes_model, takes_sharing
 from perfkit.commands.options import OF_SECONDS, WHOLE, describe_ranks, find_platform
 from perfkit.ground.quantities import SECONDS, read_quantity
@@ -104,6 +105,9 @@ def predict_described(values: Mapping[str, Any]) -> Predicted:
         strategy=described.strategy,
         stack=values["stack"],
     )
+    batch = getattr(described.workload, "batch", None)
+    warnings = tuple(say_next_steps(text, batch) for text in prediction.warnings)
+    prediction = replace(prediction, warnings=warnings)
     deviation = None
     if values["measured"] is not None:
         deviation = prediction.against(_read_measured(values["measured"]))
