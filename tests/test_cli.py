@@ -655,7 +655,14 @@ MISTAKES = {
     ),
     "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --samples 9": "give --tokens$",
     "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --price 9": "give --tokens of the whole",
-    "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --tp 2": "arguments: --tp",
+    "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --tp 2": (
+        "arguments: --tp; perfkit explore has no such option, which perfkit predict, report take; see"
+    ),
+    "predict --model Qwen/Qwen3-8B-Base --platform h100-sxm-8": "did you mean qwen3-8b. Or name",
+    f"{PREDICT} --measured nolog.log": "measured is 'nolog.log', and there is no such file; name the",
+    f"{PREDICT} --corrected mine.toml": "corrected is given; .*give --measured, too$",
+    f"{PREDICT} --measured 1 --corrected mine": "corrected is 'mine'; a platform file ends with .toml",
+    "shard --tables dlrm-mlperf --platform h100-sxm-8": "name it with --model dlrm-mlperf$",
     "platforms h100": "unrecognized arguments: h100; perfkit platforms takes --json",
     f"{SHARD} --memory 80Gb": "'80Gb' is no number with one of the units B, kB, .* write it such as 80GB",
     f"{SHARD} --format torchrec": "name that file, too, or leave --format out$",
@@ -786,6 +793,16 @@ def test_a_measured_time_stands_beside_the_prediction(capsys: Any) -> None:
     assert main(f"predict {SMALL} --platform h100-sxm-8 --measured 0.5".split()) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert "times as long as predicted, outside of the 80 % interval: 500 ms measured" in first
+
+
+def test_the_platform_that_a_measurement_corrects_is_written(capsys: Any) -> None:
+    line = f"predict {SMALL} --platform h100-sxm-8 --measured 500ms --corrected mine.toml"
+    assert main(line.split()) == 0
+    said = capsys.readouterr().out
+    assert "--corrected FILE has all resources x" in " ".join(said.split())
+    assert said.splitlines()[-1] == "written to mine.toml"
+    assert main(f"predict {SMALL} --platform mine.toml --json -".split()) == 0
+    assert json.loads(capsys.readouterr().out)["time_s"] == pytest.approx(0.5, rel=0.02)
 
 
 def test_scaling_on_the_command_line_is_that_of_python(capsys: Any) -> None:
@@ -930,6 +947,19 @@ def test_a_name_of_the_hub_is_told_how_to_download_it(capsys: Any) -> None:
     assert main(words.split()) == 2
     said = capsys.readouterr().err
     assert "`hf download meta-llama/Llama-9-8B config.json --local-dir Llama-9-8B`" in said
+
+
+def test_hybrid_shards_are_tried_where_asked_for(capsys: Any) -> None:
+    with keep_quiet():
+        model = perfkit.Transformer.preset("gpt2", batch=16, sequence=256, dtype="bf16")
+        hybrid = perfkit.Strategy.hsdp(shards=4, replicas=2)
+        searched = perfkit.explore(model, "h100-sxm-8", 8)
+        asked = perfkit.explore(model, "h100-sxm-8", strategies=[hybrid])
+    assert asked.best == hybrid
+    assert not [one for one in searched.table().to_dicts() if one.get("shards", 0)]
+    words = "--platform h100-sxm-8 --zero 3 --shards 4 --json -"
+    assert main(f"predict {SMALL} {words}".split()) == 0
+    assert json.loads(capsys.readouterr().out)["ranks"] == 8
 
 
 def test_explore_names_the_strategy_that_python_finds(capsys: Any) -> None:

@@ -53,7 +53,10 @@ def explore_command(
     json_file: str | None,
     **of_model_and_cost: Any,
 ) -> int:
-    """Find the fastest way in which ranks share a model."""
+    """Find the fastest way in which ranks share a model.
+
+    Hybrid shards (HSDP) are not among them: ask for these by perfkit predict --zero 3 --shards 8.
+    """
     from perfkit.platform.estimates import keep_quiet
 
     files = OutputFiles(json_file, report)

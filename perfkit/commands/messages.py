@@ -207,11 +207,29 @@ def describe_unknown_words(words: str, context: click.Context) -> str:
     are."""
     names = [option.opts[0] for option in list_options(context.command)]
     text = f"unrecognized arguments: {escape(words, 200)}"
+    others = _list_commands_with(words.split()[0])
+    if others:
+        verb = "takes" if len(others) == 1 else "take"
+        return f"{text}; {context.command_path} has no such option, which perfkit {', '.join(others)} {verb}"
     # compared without the dashes, in which all are alike
     alike = get_close_matches(words.lstrip("-"), [name.lstrip("-") for name in names], n=1)
     if alike and words.startswith("-"):
         text += f"; did you mean --{alike[0]}?"
     return f"{text}; {context.command_path} takes {', '.join(names)}"
+
+
+def _list_commands_with(option: str) -> list[str]:
+    """Names of the commands that have an option."""
+    from perfkit.commands.group import COMMANDS, perfkit_group  # which imports this module
+
+    names = []
+    for name in COMMANDS:
+        command = perfkit_group.get_command(click.Context(perfkit_group), name)
+        if command is None:
+            continue
+        if option in [known.opts[0] for known in list_options(command)]:
+            names.append(name)
+    return names
 
 
 def list_options(command: click.Command) -> list[click.Option]:

@@ -9,6 +9,7 @@ import click
 
 import perfkit as pk
 from perfkit.commands.options import NUMBER, WHOLE, keep_given, refuse_given
+from perfkit.ground.units import show
 from perfkit.workloads import dlrm, transformer
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.presets import build_workload
@@ -281,6 +282,7 @@ def build_model(values: Mapping[str, Any], **changes: Any) -> DLRM | Transformer
         of_transformer["lora_modules"] = [module.strip() for module in modules.split(",")]
     fields = {**of_model, **of_transformer, **changes}
     if _is_path(name):
+        _name_preset(name)
         return pk.Transformer.from_config(name, **fields)
     return build_workload(name.rpartition("/")[2].lower(), **fields)
 
@@ -294,6 +296,18 @@ def _is_path(name: str) -> bool:
         return True
     # of the Hub, as meta-llama/Llama-3-8B, the last part may be that of a preset
     return "/" in name and name.rpartition("/")[2].lower() not in transformer.PRESETS
+
+
+def _name_preset(name: str) -> None:
+    """Refuse a name of the Hub that is no file and begins or ends with that of a preset."""
+    last = name.rpartition("/")[2].lower()
+    contained = [preset for preset in transformer.PRESETS if preset in last]
+    if contained and not Path(name).exists() and not last.endswith(".json"):
+        nearest = max(contained, key=len)
+        raise ValueError(
+            f"model is {show(name)}, which is no file and no preset; did you mean {nearest}? Or name the "
+            "config.json of a model, or its folder"
+        )
 
 
 def _add(function: _Function, settings: Sequence[Setting]) -> _Function:

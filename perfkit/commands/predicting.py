@@ -9,6 +9,7 @@ from perfkit.commands.command import Command
 from perfkit.commands.cost_options import find_cost, takes_cost
 from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.commands.prediction_options import predict_described, takes_prediction
+from perfkit.ground.units import escape, show
 
 
 @click.command(
@@ -25,9 +26,15 @@ from perfkit.commands.prediction_options import predict_described, takes_predict
 )
 @takes_prediction
 @takes_cost
+@click.option(
+    "--corrected",
+    metavar="FILE",
+    help="with --measured: platform to write on which this iteration takes the measured time",
+)
 @options.report
 @options.json_file
 def predict_command(
+    corrected: str | None,
     report: str | None,
     json_file: str | None,
     **of_prediction_and_cost: Any,
@@ -35,8 +42,10 @@ def predict_command(
     """Predict one training iteration."""
     from perfkit.platform.estimates import keep_quiet
 
-    files = OutputFiles(json_file, report)
+    files = OutputFiles(json_file, report, out=corrected)
     files.check()
+    if corrected is not None:
+        _check_corrected(corrected, of_prediction_and_cost["measured"])
     with keep_quiet():  # the explanation has the warnings
         predicted = predict_described(of_prediction_and_cost)
         prediction = predicted.prediction
@@ -63,7 +72,9 @@ def predict_command(
         texts[0] += f"\n  {predicted.assumed}"
     if predicted.deviation is not None:
         deviation = predicted.deviation
-        texts.insert(0, deviation.explain())
+        if corrected is not None:
+            deviation.correct().save(corrected)
+        texts.insert(0, deviation.explain().replace("correct()", "--corrected FILE"))
         figures["measured"] = {
             "seconds": deviation.measured.seconds,
             "ratio": deviation.ratio,
@@ -83,4 +94,18 @@ def predict_command(
             if predicted.deviation is not None:
                 results.insert(0, predicted.deviation)
     files.write(Answer("\n\n".join(texts), figures, results=results, notes=notes))
+    if corrected is not None and json_file != "-":
+        print(f"written to {escape(corrected, 1000)}")
     return 0
+
+
+def _check_corrected(corrected: str, measured: str | None) -> None:
+    """Refuse a corrected platform without a measurement, or with a name that none has."""
+    if measured is None:
+        raise ValueError(
+            "corrected is given; it needs what an iteration really took; give --measured, too"
+        )
+    if not corrected.endswith(".toml"):
+        raise ValueError(
+            f"corrected is {show(corrected)}; a platform file ends with .toml; name such a file"
+        )

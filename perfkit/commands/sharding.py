@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -248,6 +249,10 @@ def _read_workload(
             "model and tables are both given; a model has its own tables; leave one out"
         )
     if tables:
+        if tables in dlrm.PRESETS and not Path(tables).exists():
+            raise ValueError(
+                f"tables is {show(tables)}, a model with tables of its own; name it with --model {tables}"
+            )
         table_set = pk.read_tables(tables, batch=batch, dim=dim, rows=rows)
         return replace(table_set, **keep_given(embedding=embedding, optimizer=optimizer))
     if model:

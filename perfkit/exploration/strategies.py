@@ -416,7 +416,7 @@ def explore(
         operation, and as few layers of each chunk as possible, see `Strategy.checkpoint` [B].
     strategies : sequence of Strategy or Plan, optional
         What to choose from; for a DLRM, plans. By default all powers of two of ranks that divide
-        the model; for a DLRM, all tables placed in one way of `perfkit.workloads.placement_kinds.KINDS`,
+        the model, without hybrid shards, which are tried where they are given (`Strategy.hsdp`); for a DLRM, all tables placed in one way of `perfkit.workloads.placement_kinds.KINDS`,
         and the best plan of `perfkit.shard`. With the two fastest of these, MLPs are also
         sharded (ZeRO 1 and 3, over all ranks or inside nodes) and tensor parallel inside nodes.
     execution : str, optional

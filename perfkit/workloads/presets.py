@@ -19,7 +19,8 @@ def build_workload(name: str, **changes: Any) -> DLRM | Transformer:
     Parameters
     ----------
     name : str
-        One of `perfkit.workloads.dlrm.PRESETS` and `perfkit.workloads.transformer.PRESETS`.
+        One of `perfkit.workloads.dlrm.PRESETS` and `perfkit.workloads.transformer.PRESETS`, or a name of
+        the Hub whose last part is one, such as ``Qwen/Qwen3-8B``.
     **changes : object
         Fields, as `DLRM` and `Transformer` take them.
 
@@ -37,6 +38,9 @@ def build_workload(name: str, **changes: Any) -> DLRM | Transformer:
     if apart is not None:
         raise ValueError(f"model is {apart}")
     known = [*dlrm.PRESETS, *transformer.PRESETS]
+    of_hub = name.rpartition("/")[2].lower()
+    if "/" in name and of_hub in known:
+        name = of_hub
     if name not in known:
         parts = _list_parts(name)
         alike = [one for one in known if _list_parts(one)[: len(parts)] == parts]
@@ -67,7 +71,7 @@ def find_workload(workload: Any) -> Any:
 
     Examples
     --------
-    >>> find_workload("bert-base").layers
-    12
+    >>> find_workload("bert-base").layers, find_workload("Qwen/Qwen3-8B").layers
+    (12, 36)
     """
     return build_workload(workload) if isinstance(workload, str) else workload
