@@ -427,6 +427,42 @@ def test_model_flops_of_a_capture_are_those_of_gradients_that_are_needed(
     assert graph.model_flops == times * 2 * 4 * 8 * 8
 
 
+# -- statistics of several ranks
+
+
+def join_statistics(*, joins: bool, device: str = "cuda") -> Step:
+    net: nn.Module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    if joins:
+        net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    net = nn.parallel.DistributedDataParallel(net.to(device))
+    return lambda: net(torch.randn(4, 3, 9, 9, device=device)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:SyncBatchNorm counts")
+def test_statistics_of_batch_norm_are_joined_by_collectives() -> None:
+    plain, joined = (
+        capture(lambda j=joins: join_statistics(joins=j), device="cuda", ranks=4)
+        for joins in (False, True)
+    )
+    sent = [
+        (
+            joined.labels[place].name,
+            joined.labels[place].phase,
+            float(joined.column("nbytes")[place]),
+        )
+        for place in joined.collectives
+    ]
+    # mean, deviation and count of 8 channels in fp32 from 4 ranks; backward two sums
+    assert ("all_gather", "forward", 4 * (2 * 8 + 1) * 4) in sent
+    assert ("all_reduce", "backward", 2 * 8 * 4) in sent
+    assert len(joined.collectives) == len(plain.collectives) + 2
+    assert len(joined) == len(plain) + 3  # and the wait of the host
+    assert any("SyncBatchNorm counts as BatchNorm" in note for note in joined.notes)
+    assert not any("SyncBatchNorm" in note for note in plain.notes)
+    with pytest.raises(ValueError, match=r"SyncBatchNorm on GPUs alone, in .*device='cuda'"):
+        capture(lambda: join_statistics(joins=True, device="cpu"), device="cpu", ranks=4)
+
+
 # -- the counted table of cases
 
 

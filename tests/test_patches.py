@@ -105,6 +105,8 @@ EXPECTED = {
     "torch.nn.attention.flex_attention._validate_device": "(query, key, value)",
     "torch.autograd.grad_mode.inference_mode.__enter__": "(self)",
     "torch.autograd.grad_mode.inference_mode.__exit__": "(self, exc_type, exc_value, traceback)",
+    "torch.nn.modules.batchnorm.SyncBatchNorm.forward": "(self, input)",
+    "torch.nn.parallel.distributed.DistributedDataParallel._passing_sync_batchnorm_handle": "(self, module)",
     "torch.is_inference_mode_enabled": "builtin_function_or_method",
     "torch.cuda.set_stream": "(stream)",
     "torch.cuda.is_initialized": "()",

@@ -1016,12 +1016,6 @@ def divide_by_types() -> Callable[[], None]:
     return FullyShardedDataParallel(nn.Linear(4, 4).cuda())
 
 
-def join_statistics() -> Callable[[], None]:
-    """Batch norm over the batches of all ranks."""
-    net = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(8)).cuda()
-    return lambda: net(torch.randn(4, 8, 5, 5, device="cuda")).sum().backward()
-
-
 def make_by_old_types() -> Any:
     """A tensor by the name of its type on a GPU."""
     return torch.cuda.FloatTensor(4)
@@ -1035,7 +1029,6 @@ def delay_a_stream() -> Any:
 @pytest.mark.parametrize(
     ("make_step", "advice"),
     [
-        (join_statistics, "capture with BatchNorm"),
         (divide_by_types, "use torch.distributed.fsdp.fully_shard"),
         (make_by_old_types, "name the device instead"),
         (delay_a_stream, "leave this call out"),

@@ -77,6 +77,10 @@ _FIRST_FSDP = (
     "torch.distributed.fsdp.fully_shard, which sends the same bytes"
 )
 #: What PyTorch says where it needs a GPU, and what is said of it.
+_JOINED_ON_CPU = (
+    "PyTorch has SyncBatchNorm on GPUs alone, in {0}; capture with device='cuda', or with BatchNorm, which joins no "
+    "statistics of ranks"
+)
 _WITHOUT_GPU = {
     "FSDP needs a non-CPU accelerator device": _FIRST_FSDP,
     "FSDP does not support CPU only execution": _FIRST_FSDP,
@@ -84,11 +88,8 @@ _WITHOUT_GPU = {
         "flex_attention has no backward pass on a CPU, in {0}; capture with device='cuda', or use "
         "torch.nn.functional.scaled_dot_product_attention, with is_causal=True or a mask"
     ),
-    "SyncBatchNorm expected input tensor to be on": (
-        "SyncBatchNorm joins statistics of several ranks by kernels that only a GPU has, and is not captured, in {0}; "
-        "capture with BatchNorm: the graph then lacks, for each layer, an all_gather forward and an all_reduce backward "
-        "of two numbers for each channel, and their waits"
-    ),
+    "SyncBatchNorm expected input tensor to be on": _JOINED_ON_CPU,
+    "SyncBatchNorm layers only work with GPU modules": _JOINED_ON_CPU,
     "type torch.cuda.": (
         "types such as torch.cuda.FloatTensor need a GPU, and a capture has none, in {0}; name the device instead, as in "
         "torch.empty(4, device='cuda')"

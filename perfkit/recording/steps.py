@@ -39,6 +39,7 @@ from perfkit.recording.arguments import (
 from perfkit.recording.comparisons import compare_calls, record_call
 from perfkit.recording.exchanges import COMPILED_GRAPHS
 from perfkit.recording.flexible import attend, is_flexible, patch_flexible_attention
+from perfkit.recording.joined_norms import patch_joined_norms
 from perfkit.recording.packed import find_lengths, pad_packed_sequence
 from perfkit.recording.patches import Patch, apply_patches, load_batches
 from perfkit.recording.places import (
@@ -932,6 +933,7 @@ def list_patches(
     ]
     if recorder.accelerator:
         patches += [*_patch_saved_tensors(recorder), patch_flexible_attention()]
+        patches += patch_joined_norms(recorder)
     return patches
 
 
