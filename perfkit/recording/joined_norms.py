@@ -70,7 +70,7 @@ def patch_joined_norms(recorder: Any) -> list[Patch]:
     def pass_handle(replica: Any, module: Any) -> None:
         """Its layers run on the GPU."""
 
-    reason = "SyncBatchNorm is refused, as tensors are stored on the CPU"
+    reason = "layers of SyncBatchNorm refuse tensors that are stored on the CPU"
     return [
         Patch(nn.SyncBatchNorm, "forward", forward, reason),
         Patch(
