@@ -288,15 +288,22 @@ def compare_calls(recorder: Recorder, step: Step, calls: Calls, *, rare_update: 
     budget = USUAL_OPERATIONS
     if calls.drawn:
         fewest, budget = 2, MOST_OPERATIONS
+    difference: str | None = None
     for _ in range(min(MOST_CALLS, max(fewest, budget // max(operations, 1)))):
         states = _read_states(recorder)
         other = _repeat(recorder, step)
         if rare_update and other is not None and other.steps != recorded.steps:
             break
-        if other is not None and not are_alike(recorded, other):
-            if calls.drawn and _do_draws_decide(recorder, step, recorded, other, states):
-                return [DRAWN]
-            return [CALLS.format(describe_difference(recorded, other))]
+        if other is None or are_alike(recorded, other):
+            continue
+        if calls.drawn and _do_draws_decide(recorder, step, recorded, other, states):
+            return [DRAWN]
+        difference = describe_difference(recorded, other)
+        if not calls.drawn:
+            break
+        # what a draw runs for the first time looks like work of this call alone: more calls tell
+    if difference is not None:
+        return [CALLS.format(difference)]
     if recorded.read:
         for number in _list_numbers(recorded, operations):
             if _does_decide(recorder, step, recorded, number):
