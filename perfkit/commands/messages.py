@@ -208,7 +208,9 @@ def describe_unknown_words(words: str, context: click.Context) -> str:
     names = [option.opts[0] for option in list_options(context.command)]
     text = f"unrecognized arguments: {escape(words, 200)}"
     others = _list_commands_with(words.split()[0])
-    if others:
+    # --rank, which one command has, is more likely a slip of --ranks
+    is_slip = get_close_matches(words, names, n=1, cutoff=0.85)
+    if others and not is_slip:
         verb = "takes" if len(others) == 1 else "take"
         return f"{text}; {context.command_path} has no such option, which perfkit {', '.join(others)} {verb}"
     # compared without the dashes, in which all are alike
