@@ -20,6 +20,9 @@ from perfkit.models.distributions import Uniform, Zipf
 from perfkit.models.embedding import size_lookup
 from perfkit.models.kernels import TERMS, term_names
 
+#: Sizes that cases state where they have any, and older files never: rows of elementwise functions
+#: of tensors that are broadcast, and numbers of products that lie apart.
+_OPTIONAL = ("rows", "elements")
 #: Elementwise kernels with little arithmetic, whose time is that of their memory traffic.
 _STREAMS = (
     "relu",
@@ -82,6 +85,8 @@ def size_cases(
     for name in names:
         # files of early campaigns have negative numbers of outputs of a pooling
         sizes[name] = np.array([abs(float(kernel.sizes.get(name, 0.0))) for kernel in kernels])
+    for name in _OPTIONAL:
+        sizes.setdefault(name, np.zeros(len(kernels)))
     kind = kernels[0].kind
     nbytes = np.array([float(kernel.nbytes) for kernel in kernels])
     sizes["nbytes"] = np.array([count_traffic(kernel) for kernel in kernels])
@@ -175,13 +180,12 @@ def count_units(key: str, sizes: Mapping[str, Array]) -> dict[str, Array]:
     Returns
     -------
     units : dict of str to array
-        By term, units of each kernel [-]. Terms that older files do not know are left out:
-        elementwise functions in rows, and products of numbers that lie apart.
+        By term, units of each kernel [-]. A term of `_OPTIONAL` is left out where none has any.
     """
     units = {}
     for term in term_names(*key.split(".", 1)):
-        is_unknown = term in ("rows", "elements") and term not in sizes
-        if not is_unknown:
+        is_absent = term in _OPTIONAL and not sizes[term].any()
+        if not is_absent:
             units[term] = np.asarray(TERMS[term](sizes), dtype=float)
     return units
 
