@@ -56,8 +56,9 @@ def patch_joined_norms(recorder: Any) -> list[Patch]:
     """
     normalize = nn.modules.batchnorm._BatchNorm.forward
 
-    def forward(layer: Any, x: Tensor) -> Tensor:
+    def forward(layer: Any, input: Tensor) -> Tensor:
         """Normalize by the statistics of all ranks; in evaluation by those that are kept."""
+        x = input  # as PyTorch names it, for calls by name
         layer._check_input_dim(x)
         layer._check_non_zero_input_channels(x)
         if layer.training and dist.is_initialized():
