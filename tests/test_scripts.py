@@ -348,6 +348,20 @@ def test_rare_work_beside_numbers_that_are_logged_decides_nothing() -> None:
     assert [iteration.count for iteration in recording.iterations] == [3, 1]
 
 
+def test_a_loop_that_logs_every_second_iteration_decides_nothing() -> None:
+    """Its probes come in turn with the iterations that log, and were taken for a decision."""
+    text = ""
+    with pytest.warns(UserWarning) as told, record(device="cpu") as recording:
+        model, updates = make_model()
+        for step in range(1000):
+            loss = train(model, updates)
+            mean = loss.mean().item()
+            if step % 2 == 0:
+                text += f"{(loss + loss).item():.2f} {mean:.2f}"
+    assert not any("computed numbers" in str(each.message) for each in told)
+    assert [iteration.count for iteration in recording.iterations] == [2, 2]
+
+
 def test_numbers_that_are_logged_or_checked_decide_nothing() -> None:
     text = ""
     with warnings.catch_warnings(), record(device="cpu") as recording:

@@ -151,6 +151,7 @@ class Recording(RecordedLoop):
         self._tried = 0  # probes that have begun
         self._operations = 0  # of all iterations together
         self._decides = False
+        self._is_doubted = False  # whether the last probe differed, and is tried once more
         self._unused: list[str] = []  # what to say of optimizers that do not update
         self._counts: list[int] = []  # iterations of each kind
         self._graphs: list[Graph] = []  # of each kind
@@ -320,11 +321,15 @@ class Recording(RecordedLoop):
         if self._trials is None:
             usual = self._usual
             self._trials = self._list_trials(usual) if self._line and usual else []
-        if self._tried >= len(self._trials) or self._decides:
+        is_done = self._tried >= len(self._trials) and not self._is_doubted
+        if is_done or self._decides:
             self._is_over = True
             raise LoopEnds
-        trial = self._trials[self._tried]
-        self._tried += 1
+        if self._is_doubted:
+            trial = self._trials[self._tried - 1]
+        else:
+            trial = self._trials[self._tried]
+            self._tried += 1
         like = self._usual or trail
         longest = 2 * (len(like.operations) + len(like.updates)) + FEW_OPERATIONS
         return trial._replace(longest=longest)
@@ -346,8 +351,23 @@ class Recording(RecordedLoop):
         return [*trials, *(Trial(turned=q) for q in recorded.questions if q not in checks)]
 
     def _judge(self, trail: Trail) -> None:
-        """Compare an iteration with other numbers with the most frequent one."""
-        self._decides = self._decides or not are_alike(trail, self._usual)
+        """Compare an iteration with other numbers with the most frequent one. One like a kind that
+        comes back without them, as where every second iteration logs, may have had its turn: the
+        next one tells."""
+        usual = self._usual
+        if usual is None or are_alike(trail, usual):
+            self._is_doubted = False
+        elif self._comes_back(trail, usual) and not self._is_doubted:
+            self._is_doubted = True
+        else:
+            self._decides = True
+
+    def _comes_back(self, trail: Trail, usual: Trail) -> bool:
+        """Whether an iteration is like a kind that was met several times, or after the usual one."""
+        for place, other in enumerate(self._trails):
+            if are_alike(trail, other):
+                return self._counts[place] > 1 or place > self._trails.index(usual)
+        return False
 
     @property
     def _usual(self) -> Trail | None:
