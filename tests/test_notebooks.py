@@ -74,7 +74,7 @@ def test_tidy_removes_what_one_session_leaves(refresh: ModuleType) -> None:
 
 
 #: Notebooks that capture or measure need torch.
-TORCH = {"07_any_module", "10_read_a_trace", "11_calibrate_this_machine"}
+TORCH = {"16_any_module", "17_read_a_trace", "18_calibrate_this_machine"}
 UNITS = r"(%|times|x|[munµ]?s|[kMGT]i?B(?:/s)?|[kMGT]FLOP(?:/s)?)"
 NUMBER = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?{UNITS}(?![\w/]))?")
 

@@ -38,7 +38,7 @@ def test_imports_are_followed_through_the_facade_and_through_helpers() -> None:
         ("reference_data/datasheets.csv", quick.ANSWERS, "tests/test_gallery.py"),
         ("docs/recipes.md", (), "tests/test_recipes.py"),
         ("tests/fuzz/entries_optimizers.py", (), "tests/test_fuzz.py"),
-        ("notebooks/01_roofline.ipynb", (), "notebooks/01_roofline.ipynb"),
+        ("notebooks/02_roofline.ipynb", (), "notebooks/02_roofline.ipynb"),
         ("CONTRIBUTING.md", (), quick.STRUCTURE),
     ],
 )
