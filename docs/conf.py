@@ -33,7 +33,6 @@ nb_execution_mode = "off"
 nb_merge_streams = True
 # of charts with sliders, a picture is stored beside
 suppress_warnings = ["mystnb.unknown_mime_type"]
-nb_code_prompt_show = "Show the answer"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 numpydoc_show_class_members = False
@@ -137,11 +136,6 @@ def write_math(translator: Any, node: nodes.math | nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
-def fold_answers(app: Sphinx, page: str, source: list[str]) -> None:
-    """Cells with the tag ``answer`` are folded, as in JupyterLab."""
-    source[0] = source[0].replace('"answer"', '"answer", "hide-cell"')
-
-
 def join_changes(app: Sphinx, page: str, source: list[str]) -> None:
     """The changelog begins with what is not released yet, from the fragments of changelog.d."""
     if page != "CHANGELOG":
@@ -188,6 +182,5 @@ def setup(app: Sphinx) -> None:
     app.add_post_transform(NamePictures)
     app.add_post_transform(LinkNames)
     app.connect("builder-inited", draw_charts)
-    app.connect("source-read", fold_answers)
     app.connect("source-read", join_changes)
     app.connect("build-finished", write_charts)

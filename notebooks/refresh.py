@@ -12,20 +12,16 @@ from typing import Any
 __all__ = ["execute", "tidy"]
 
 HERE = Path(__file__).resolve().parent
-FOLDED = {"source_hidden": True, "outputs_hidden": True}  # JupyterLab opens with these cells folded
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
 def tidy(notebook: Any) -> Any:
-    """Remove what differs between machines, and fold answers, in place; a second pass changes
-    nothing."""
+    """Remove what differs between machines, in place; a second pass changes nothing."""
     notebook["metadata"] = {"kernelspec": dict(KERNEL), "language_info": {"name": "python"}}
     used: dict[str, int] = {}
     for cell in notebook["cells"]:
         tags = cell["metadata"].get("tags")
         cell["metadata"] = {"tags": tags} if tags else {}
-        if tags and "answer" in tags:
-            cell["metadata"]["jupyter"] = dict(FOLDED)
         source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
         name = hashlib.sha256(f"{cell['cell_type']}:{source}".encode()).hexdigest()[:10]
         used[name] = used.get(name, 0) + 1
@@ -37,8 +33,9 @@ def tidy(notebook: Any) -> Any:
 
 
 def execute(path: Path) -> None:
-    """Run one notebook from top to bottom in a fresh kernel and write it back."""
+    """Run one notebook from top to bottom in a fresh kernel, then its answers, and write it back."""
     import nbformat
+    from answers import fill_answers
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
@@ -50,6 +47,7 @@ def execute(path: Path) -> None:
         coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     ).execute()
+    fill_answers(notebook)
     nbformat.write(nbformat.from_dict(tidy(notebook)), path)
 
 

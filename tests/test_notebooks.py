@@ -7,26 +7,44 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
 
+import nbformat
 import pytest
 
-FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+from tests.lessons import (
+    FOLDER,
+    NOTEBOOKS,
+    Cell,
+    Lesson,
+    find_unasserted,
+    find_unproved,
+    list_screens,
+    read_lesson,
+)
+
+
+def load_beside_notebooks(name: str) -> ModuleType:
+    """A module of the folder of notebooks."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def refresh() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("refresh", FOLDER / "refresh.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_beside_notebooks("refresh")
+
+
+@pytest.fixture(scope="module")
+def answers() -> ModuleType:
+    return load_beside_notebooks("answers")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -50,7 +68,7 @@ def test_notebook_is_fresh(path: Path, refresh: ModuleType) -> None:
 def test_tidy_removes_what_one_session_leaves(refresh: ModuleType) -> None:
     timing = {"execution": {"iopub.execute_input": "2026-01-01"}, "tags": ["nbval-skip"]}
     cells = []
-    for metadata in (timing, {}, {"tags": ["answer"]}):
+    for metadata in (timing, {}, {"collapsed": True}):
         cell = {"cell_type": "code", "source": "1 + 1", "execution_count": 1, "id": "x"}
         cells.append({**cell, "outputs": [], "metadata": metadata})
     cells[1]["outputs"] = [{"metadata": {"isolated": True}}]
@@ -63,93 +81,22 @@ def test_tidy_removes_what_one_session_leaves(refresh: ModuleType) -> None:
     assert tidy["metadata"]["kernelspec"]["name"] == "python3"
     assert "widgets" not in tidy["metadata"]
     assert tidy["metadata"]["language_info"] == {"name": "python"}
-    hidden = {"source_hidden": True, "outputs_hidden": True}
-    assert [cell["metadata"] for cell in tidy["cells"]] == [
-        {"tags": ["nbval-skip"]},
-        {},
-        {"tags": ["answer"], "jupyter": hidden},
-    ]
+    assert [cell["metadata"] for cell in tidy["cells"]] == [{"tags": ["nbval-skip"]}, {}, {}]
     assert len({cell["id"] for cell in tidy["cells"]}) == 3
     assert refresh.tidy(json.loads(json.dumps(tidy))) == tidy, "tidy stays tidy"
 
 
 #: Notebooks that capture or measure need torch.
 TORCH = {"16_any_module", "17_read_a_trace", "18_calibrate_this_machine"}
-UNITS = r"(%|times|x|[munµ]?s|[kMGT]i?B(?:/s)?|[kMGT]FLOP(?:/s)?)"
-NUMBER = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?{UNITS}(?![\w/]))?")
-
-
-class Cell(NamedTuple):
-    """A cell of a notebook."""
-
-    kind: str  # "markdown" or "code"
-    source: str
-    outputs: str  # what it printed or returned, as text
-    tags: list[str]
-
-
-class Lesson(NamedTuple):
-    """A notebook and its cells."""
-
-    path: Path
-    cells: list[Cell]
-
-    def join_sources(self, kind: str) -> str:
-        """Text of all cells of a kind."""
-        return "\n".join(cell.source for cell in self.cells if cell.kind == kind)
-
-
-def read_lesson(path: Path) -> Lesson:
-    cells = []
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        outputs = [read_output(output) for output in cell.get("outputs", [])]
-        tags = cell["metadata"].get("tags", [])
-        cells.append(Cell(cell["cell_type"], "".join(cell["source"]), "\n".join(outputs), tags))
-    return Lesson(path, cells)
-
-
-def read_output(output: dict[str, Any]) -> str:
-    """What was printed or returned, as text."""
-    if "text" in output:
-        return "".join(output["text"])
-    return "".join(output.get("data", {}).get("text/plain", ""))
+#: Lines of a cell, and of the code of an answer.
+LONGEST_CELL = 16
+#: Lessons that are being rewritten: their comparisons are not asserted yet, and their cells are long.
+UNFINISHED = {path.stem for path in NOTEBOOKS}
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
 def lesson(request: pytest.FixtureRequest) -> Lesson:
     return read_lesson(request.param)
-
-
-def find_numbers(text: str) -> Iterator[tuple[str, float, str]]:
-    """Numbers as written, their values, and their units."""
-    for written, unit in NUMBER.findall(text):
-        yield written, float(written.replace(",", "")), {"x": "times", "us": "µs"}.get(unit, unit)
-
-
-def find_unproved(prose: str, outputs: str) -> list[str]:
-    """Numbers with a unit in prose that no output has, to the digits of the prose; cited sentences
-    are excepted.
-
-    A number without a unit in an output (a column of a frame) fits every unit, and as a share also
-    ``%``.
-    """
-    known = list(find_numbers(outputs))
-    prose = re.sub(r"\$\$.*?\$\$|\$[^$]*\$|`[^`]*`", "", prose, flags=re.DOTALL)
-    sentences = re.split(r"(?<=[.?!:]) |\n", prose)
-    unproved = []
-    for sentence in sentences:
-        if re.search("https?://|arXiv|doi", sentence):
-            continue
-        for written, value, unit in find_numbers(sentence):
-            digits = len(written.partition(".")[2])
-            rounding = 0.5 * 10.0**-digits * (1 + 1e-9)
-            values = [other for _, other, of in known if of in ("", unit)]
-            if unit == "%":
-                values += [100 * other for _, other, of in known if of == ""]
-            is_proved = any(abs(other - value) <= rounding for other in values)
-            if unit and not is_proved:
-                unproved.append(f"{written} {unit}")
-    return unproved
 
 
 def test_numbers_in_prose_are_looked_for_in_outputs() -> None:
@@ -160,10 +107,76 @@ def test_numbers_in_prose_are_looked_for_in_outputs() -> None:
     assert find_unproved(partly, outputs) == ["39.8 ms", "8.2 MB", "21 %"]
 
 
+def write_screen(code: str, text: str) -> list[Cell]:
+    """A screen that asks, computes and says."""
+    return [
+        Cell("markdown", "## Title\n\n**Estimate.** It takes half as long.", "", []),
+        Cell("code", code, "", []),
+        Cell("markdown", text, "", []),
+    ]
+
+
+#: Sentences that lessons once had beside outputs that said otherwise: 27 %, 46 %, a ratio of 0.65, and a
+#: parameter of 3.1 where 1.8 was expected.
+FALSE = [
+    "Overlap saves a tenth of what it could.",
+    "And more than a third of their time is exposed although backward goes on.",
+    "By hand it looks half as bad: the count leaves out one loop.",
+    "The fit then stays near a value known from other GPUs, and says so in a note.",
+]
+
+
+@pytest.mark.parametrize("sentence", FALSE)
+def test_a_comparison_needs_an_assert_that_claims_it(sentence: str) -> None:
+    (found,) = find_unasserted(write_screen("saved = 0.27", sentence))
+    assert found in sentence
+    words = sentence.split(":")[0].rstrip(".")
+    assert (
+        find_unasserted(write_screen(f"assert saved < 1, {words!r}", f"**So:** {sentence}")) == []
+    )
+    beside = "assert saved < 1, 'what it could'"
+    assert find_unasserted(write_screen(beside, sentence)) == [found], (
+        "the comparison is not claimed"
+    )
+
+
+def test_estimates_questions_and_cited_sentences_need_no_assert() -> None:
+    for text in (
+        "Is it twice as fast?",
+        "It is twice as fast (arXiv 2205.05198).",
+        "As soon as it is.",
+    ):
+        assert find_unasserted(write_screen("1 + 1", text)) == []
+
+
+def test_an_answer_claims_what_it_compares() -> None:
+    answer = (
+        "**1.** Is it half as long?\n\n```python\nassert True{}\n```\n\n"
+        "```text\n1 ms\n```\n\nIt is half as long."
+    )
+    cell = Cell("markdown", answer.format(""), "", [])
+    assert find_unasserted([cell]) == ["It is half as long."]
+    cell = Cell("markdown", answer.format(', "half as long"'), "", [])
+    assert find_unasserted([cell]) == []
+
+
 def test_the_prose_of_a_lesson_says_what_its_outputs_show(lesson: Lesson) -> None:
-    outputs = "\n".join(cell.outputs for cell in lesson.cells)
-    assert find_unproved(lesson.join_sources("markdown"), outputs) == []
-    assert " at 0x" not in outputs, "nobody reads the address of an object"
+    assert find_unproved(lesson.join_prose(), lesson.join_printed()) == []
+    assert " at 0x" not in lesson.join_printed(), "nobody reads the address of an object"
+
+
+def test_every_comparison_of_a_lesson_is_asserted(lesson: Lesson) -> None:
+    if lesson.path.stem in UNFINISHED:
+        pytest.skip("is being rewritten")
+    assert [found for screen in list_screens(lesson) for found in find_unasserted(screen)] == []
+
+
+def test_cells_of_a_lesson_do_one_step(lesson: Lesson) -> None:
+    if lesson.path.stem in UNFINISHED:
+        pytest.skip("is being rewritten")
+    for cell in lesson.cells:
+        for code in cell.code.split("```"):
+            assert len(code.strip().splitlines()) <= LONGEST_CELL, code
 
 
 def is_exercises(cell: Cell) -> bool:
@@ -187,33 +200,44 @@ def test_a_lesson_begins_with_its_goal_and_a_short_setup(lesson: Lesson) -> None
 
 
 def test_a_lesson_is_short_and_has_a_takeaway_for_each_question(lesson: Lesson) -> None:
-    assert count_before_exercises(lesson) <= 15
+    assert count_before_exercises(lesson) <= 24
     prose = lesson.join_sources("markdown")
     questions = prose.count("**Question")
     assert questions >= 2
     assert prose.count("**Takeaway") == questions
 
 
-def test_a_lesson_has_three_exercises_with_executed_answers(lesson: Lesson) -> None:
-    answers = [place for place, cell in enumerate(lesson.cells) if "answer" in cell.tags]
-    assert len(answers) == 3
-    start = count_before_exercises(lesson)
-    code = [place for place, cell in enumerate(lesson.cells) if cell.kind == "code"]
-    assert answers == [place for place in code if place > start]
-    for place in answers:
-        assert lesson.cells[place - 1].kind == "markdown", "the exercise"
-        assert lesson.cells[place].outputs
+def test_a_lesson_has_three_exercises_with_folded_answers(lesson: Lesson) -> None:
+    exercises = lesson.cells[count_before_exercises(lesson) :]
+    assert all(cell.kind == "markdown" for cell in exercises), '"Run All" shows no answer'
+    text = "\n".join(cell.source for cell in exercises)
+    numbers = re.findall(r"^\*\*(\d+)\.\*\*", text, re.MULTILINE)
+    assert numbers == [str(number + 1) for number in range(len(numbers))]
+    assert len(numbers) >= 3
+    for exercise in re.split(r"^\*\*\d+\.\*\*", text, flags=re.MULTILINE)[1:]:
+        assert exercise.count("<details><summary>Answer</summary>\n\n") == 1
+        assert exercise.count("\n\n</details>") == 1
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_answers_of_a_lesson_print_what_it_says(path: Path, answers: ModuleType) -> None:
+    if path.stem in TORCH:
+        pytest.importorskip("torch")
+    notebook = nbformat.read(path, as_version=4)
+    said = [answer.printed for answer in answers.find_answers(notebook)]
+    assert answers.run_answers(notebook) == said, f"run `python notebooks/answers.py {path.name}`"
+    assert not any("Chart(...)" in printed for printed in said), "an answer is text"
 
 
 def test_links_of_a_lesson_lead_somewhere_and_its_last_cell_back_and_on(lesson: Lesson) -> None:
     assert re.search(r"\]\(.*\.ipynb\)", lesson.cells[-1].source)
-    for link in re.findall(r"\]\((?!http)([^)#]+)", lesson.join_sources("markdown")):
+    for link in re.findall(r"\]\((?!http)([^)#]+)", lesson.join_prose()):
         assert (FOLDER / link).exists(), link
 
 
 def test_a_lesson_uses_perfkit_as_pk_and_torch_only_where_it_must(lesson: Lesson) -> None:
     imported = set()
-    for node in ast.walk(ast.parse(lesson.join_sources("code"))):
+    for node in ast.walk(ast.parse(lesson.join_code())):
         if isinstance(node, ast.Import):
             imported |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
