@@ -655,8 +655,8 @@ MISTAKES = {
     ),
     "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --samples 9": "give --tokens$",
     "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --price 9": "give --tokens of the whole",
-    "explore --model gpt2 --platform h100-sxm-8 --ranks 2 --batch 8 --tp 2": (
-        "arguments: --tp; perfkit explore has no such option, which perfkit predict, report take; see"
+    "compare h100-sxm-8 a100-sxm-8 --ranks 2 --memory 8GB": (
+        "arguments: --memory; perfkit compare has no such option, which perfkit explore"
     ),
     "predict --model Qwen/Qwen3-8B-Base --platform h100-sxm-8": "did you mean qwen3-8b. Or name",
     f"{PREDICT} --measured nolog.log": "measured is 'nolog.log', and there is no such file; name the",

@@ -81,15 +81,114 @@ def test_the_front_holds_what_nothing_beats_in_time_memory_and_ranks(both: pk.Ex
     assert len(front) < len(rows)
 
 
+def read_points(chart: Any) -> list[dict[str, Any]]:
+    """Points of a chart of strategies: all rows with a description of the strategy."""
+    points: dict[str, dict[str, Any]] = {}
+    for rows in chart["datasets"].values():
+        for row in rows:
+            if "strategy" in row:
+                points[str(row)] = row
+    return [*points.values()]
+
+
+def read_labels(chart: Any) -> list[str]:
+    """Texts of the labels of a chart."""
+    rows = [row for rows in chart["datasets"].values() for row in rows]
+    return [row["label"] for row in rows if "strategy" not in row and "label" in row]
+
+
 def test_the_chart_shows_the_front(both: pk.Exploration) -> None:
     chart = both.chart().to_dict()
-    expected = both.front().select("needs", "time", "ranks").rows()
-    for dataset in chart["datasets"].values():
-        shown = [(point["needs"], point["time"], point["ranks"]) for point in dataset]
-        assert sorted(shown) == sorted(expected)
-        assert all("Strategy(tp=" in str(point) for point in dataset)
-    assert chart["datasets"]
-    assert "gpt3-6.7b" in chart["title"]["subtitle"]
+    front = both.front()
+    fastest = dict(front.group_by("ranks").agg(pl.min("time")).rows())
+    expected = [
+        row
+        for row in front.select("needs", "time", "ranks").rows()
+        if row[1] <= 4 * fastest[row[2]]
+    ]
+    shown = [(row["needs_bytes"], row["time_s"], row["ranks"]) for row in read_points(chart)]
+    assert sorted(shown) == sorted(expected)
+    assert all("Strategy(tp=" in row["strategy"] for row in read_points(chart))
+    subtitle = chart["title"]["subtitle"]
+    assert "gpt3-6.7b" in subtitle[0]
+    slow = len(front) - len(expected)
+    assert slow > 0
+    assert subtitle[1].startswith(f"{slow} more that need less memory take over 4 times as long")
+
+
+def test_the_chart_names_ten_strategies_in_short(both: pk.Exploration) -> None:
+    labels = read_labels(both.chart().to_dict())
+    assert len(labels) == len(set(labels)) == 10
+    assert both.best.label in labels
+    assert all(" ckpt" in label or "(" not in label for label in labels)
+
+
+def test_yours_stands_beside_the_fastest() -> None:
+    yours = pk.Strategy(dp=8, zero=3, checkpoint="full")
+    found = pk.explore(GPT, "h100-sxm-8", 8, yours=yours)
+    assert found.yours is not None
+    assert found.yours.way == yours
+    with keep_quiet():
+        predicted = pk.predict(GPT, "h100-sxm-8", strategy=yours)
+    assert found.yours.row["time"] == pytest.approx(predicted.time, rel=0.05)
+    assert found.yours.shortage is None
+    assert "yours: fsdp · full ckpt" in read_labels(found.chart().to_dict())
+    line = next(line for line in found.explain().splitlines() if line.startswith("  yours"))
+    longer = found.yours.row["time"] / found.table()["time"][0] - 1
+    assert f"{longer:+.1%} beside the fastest" in line
+    faster = (found.table()["time"] < found.yours.row["time"]).sum()
+    assert f"{faster} of {len(found.table())} that fit are faster" in line
+    headings = [heading for heading, _ in found.sections()]
+    assert "Yours beside the fastest" in headings
+
+
+def test_the_settings_of_a_model_are_yours() -> None:
+    plain = pk.explore(GPT, "h100-sxm-8", 8)
+    assert plain.yours is None
+    assert "yours" not in plain.explain()
+    own = replace(GPT, parallel="fsdp", checkpoint=True)
+    marked = pk.explore(own, "h100-sxm-8", (4, 8))
+    assert marked.yours is not None
+    expected = pk.Strategy(dp=8, zero=3, micro_batch=GPT.batch // 8, checkpoint="full")
+    assert marked.yours.way == expected
+    # what divides no batch is named, and the search goes on
+    odd = pk.explore(replace(own, accumulate=3), "h100-sxm-8", 8)
+    assert odd.yours is None
+    assert "the settings of the model" in odd.left_out[0]
+
+
+def test_yours_that_does_not_fit_says_so_and_one_that_does_not_divide_is_refused() -> None:
+    large = pk.Strategy(dp=8, micro_batch=8)
+    found = pk.explore(GPT, "h100-sxm-8", 8, yours=large)
+    assert found.yours is not None
+    assert found.yours.shortage is not None
+    assert "does not fit, it needs" in found.explain()
+    with pytest.raises(ValueError, match=r"yours cannot be priced: .*tp=7"):
+        pk.explore(GPT, "h100-sxm-8", 8, yours=pk.Strategy(tp=7))
+    with pytest.raises(ValueError, match="ranks of yours is 16"):
+        pk.explore(GPT, "h100-sxm-8", 8, yours=pk.Strategy(dp=16))
+
+
+def test_a_faster_strategy_that_is_too_large_is_named(both: pk.Exploration) -> None:
+    assert both.too_large is not None
+    assert both.too_large.shortage is not None
+    assert both.too_large.row["time"] == pytest.approx(both.doubled, rel=0.05)
+    assert "faster but too large: Strategy(" in both.explain()
+    roomy = pk.explore(GPT, "h100-sxm-8", 8, memory=10e12)
+    assert roomy.too_large is None
+    assert "too large" not in roomy.explain()
+
+
+def test_yours_of_a_dlrm_is_a_plan() -> None:
+    plan = pk.Plan.round_robin(len(DLRM.tables), ranks=2)
+    found = pk.explore(DLRM, "h100-sxm-8", 2, yours=plan)
+    assert found.yours is not None
+    assert found.yours.label == "table_wise · copied"
+    assert any(
+        text.startswith("yours: table_wise") for text in read_labels(found.chart().to_dict())
+    )
+    with pytest.raises(ValueError, match="yours is"):
+        pk.explore(DLRM, "h100-sxm-8", 2, yours=pk.Strategy(dp=2))
 
 
 def test_the_report_shows_what_decides(both: pk.Exploration) -> None:
@@ -107,9 +206,10 @@ def test_the_chart_names_plans_and_ways_to_share_mlps() -> None:
     known = set()
     for tables, mlps, ranks in plans.table().select("tables", "mlps", "ranks").rows():
         known.add(f"tables {tables}, mlps {mlps}, ranks {ranks}")
-    for dataset in plans.chart().to_dict()["datasets"].values():
-        for point in dataset:
-            assert point["strategy"] in known
+    points = read_points(plans.chart().to_dict())
+    assert points
+    for point in points:
+        assert point["strategy"] in known
 
 
 def test_days_and_money_of_a_training(both: pk.Exploration) -> None:

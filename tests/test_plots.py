@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.models.roofline import roofline_time
 from perfkit.platform.estimates import keep_quiet
 from perfkit.plots import canvas
+from perfkit.plots.labels import Place, place_labels
 
 Row = dict[str, Any]
 
@@ -181,6 +182,25 @@ def draw_sweep() -> Any:
     return plots.sweep_lines(SWEEP, x="batch", title="bert on toy")
 
 
+def strategies(count: int = 60) -> list[Row]:
+    """Strategies of a front on 8 and 16 ranks, and one that somebody uses now."""
+    rows: list[Row] = [
+        {"needs_bytes": 2.0e10, "time_s": 2.6, "ranks": 8, "label": "fsdp", "is_yours": True}
+    ]
+    for number in range(count):
+        share = number / count
+        seconds = (2.0 + 8.0 * (1.0 - share) ** 2) / (1.0 + number % 2)
+        row = {"needs_bytes": 4e9 * 20.0**share, "time_s": seconds, "ranks": 8 * (1 + number % 2)}
+        rows.append(row | {"label": f"tp {number % 8 + 1} · pp {number} · zero1"})
+    for row in rows:
+        row |= {"low_s": 0.9 * row["time_s"], "high_s": 1.1 * row["time_s"], "strategy": "all"}
+    return rows
+
+
+def draw_strategies() -> Any:
+    return plots.strategy_front(strategies(), title="Strategies", about="a model on a toy")
+
+
 def draw_roofline() -> Any:
     return plots.roofline_chart(kernels(), {"fp32": 1e11}, LEVELS)
 
@@ -260,6 +280,7 @@ CHARTS = {
     "timeline": draw_timeline,
     "modules": draw_modules,
     "sweep": draw_sweep,
+    "strategies": draw_strategies,
     "roofline": draw_roofline,
     "roofline of a GPU": draw_roofline_of_a_gpu,
     "collectives": draw_collectives,
@@ -718,3 +739,62 @@ def test_a_share_that_no_configuration_has_is_drawn_without_lines() -> None:
     chart = plots.sweep_lines(rows, x="ranks", y="kept")
     assert chart.to_dict()["layer"][0]["encoding"]["y"]["scale"]["domain"] == [0, 1]
     assert "<svg" in vl_convert.vegalite_to_svg(chart.to_json())
+
+
+def find_boxes_of_labels(chart: Any) -> dict[str, tuple[float, float, float, float]]:
+    """Rectangles of the labels of a chart, as vl-convert draws them: left, top, right, bottom [px]."""
+    spec = vl_convert.vegalite_to_svg(chart.to_json())
+    boxes = {}
+    pattern = (
+        r'text-anchor="(start|end|middle)" transform="translate\(([-\d.]+),([-\d.]+)\)" '
+        r'[^>]*font-size="10px"[^>]*>([^<]+)</text>'
+    )
+    for anchor, x, y, text in re.findall(pattern, spec):
+        width = 5.0 * len(text)  # a little less than it is, for what is no overlap in any font
+        left = float(x) - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
+        boxes[text] = (left, float(y) - 8, left + width, float(y) + 2)
+    return boxes
+
+
+def test_ten_strategies_have_labels_that_do_not_overlap() -> None:
+    boxes = find_boxes_of_labels(draw_strategies())
+    assert len(boxes) == 10
+    assert "yours: fsdp" in boxes
+    for one, other in combinations(boxes.values(), 2):
+        is_beside = one[2] <= other[0] or other[2] <= one[0]
+        assert is_beside or one[3] <= other[1] or other[3] <= one[1]
+
+
+def test_labels_stay_inside_the_chart_and_off_lines_and_are_written_once() -> None:
+    point = Place(50.0, 50.0)
+    alone = place_labels([point], ["tp 8"], [], width=600, height=300, most=10)
+    assert [*alone] == [0]
+    # at the right edge the label stands on the left
+    edge = Place(598.0, 150.0)
+    at_edge = place_labels([edge], ["tp 8 · pp 2"], [], width=600, height=300, most=10)
+    assert at_edge[0].align == "right"
+    # nowhere in a chart that is too narrow for its text
+    narrow = place_labels([point], ["tp 8 · pp 2 · cp 2 · zero1"], [], width=90, height=90, most=10)
+    assert narrow == {}
+    # a line above the point leaves the place below
+    line = [Place(0.0, 42.0), Place(600.0, 42.0)]
+    below = place_labels([point], ["tp 8"], [line], width=600, height=300, most=10)
+    assert below[0].dy > 0
+    far = Place(400.0, 200.0)
+    twice = place_labels([point, far], ["tp 8", "tp 8"], [], width=600, height=300, most=10)
+    assert [*twice] == [0]
+    most = place_labels([point, far], ["tp 8", "tp 4"], [], width=600, height=300, most=1)
+    assert [*most] == [0]
+
+
+def test_strategies_that_take_much_longer_are_counted_and_not_drawn() -> None:
+    rows = strategies()
+    slow = {"needs_bytes": 1e9, "time_s": 90.0, "low_s": 80.0, "high_s": 99.0, "ranks": 8}
+    with_slow = plots.strategy_front([*rows, slow | {"label": "pp 64"}])
+    drawn = [row for rows in with_slow.to_dict()["datasets"].values() for row in rows]
+    assert all(row["time_s"] < 90.0 for row in drawn)
+    assert "more that need less memory" in read_subtitle(with_slow)[0]
+    # yours is drawn, however slow it is
+    yours = plots.strategy_front([*rows, slow | {"label": "pp 64", "is_yours": True}])
+    drawn = [row for rows in yours.to_dict()["datasets"].values() for row in rows]
+    assert any(row["time_s"] == 90.0 for row in drawn)

@@ -85,6 +85,7 @@ def _explore(predicted: Predicted, values: Mapping[str, Any]) -> pk.Exploration:
         predicted.described.workload,
         predicted.platform,
         predicted.prediction.ranks,
+        yours=predicted.described.strategy,
         execution=values["execution"],
         stack=values["stack"],
     )

@@ -13,13 +13,22 @@ import numpy as np
 from perfkit.exploration.recomputation import list_cheapest_checkpoints
 from perfkit.ground.forks import check_threads
 from perfkit.ground.quantities import check_bytes, check_seconds
-from perfkit.ground.results import Picture, Sections, Table, Tabular, write_notes
+from perfkit.ground.results import (
+    Picture,
+    Sections,
+    Table,
+    Tabular,
+    name_column,
+    write_cell,
+    write_notes,
+)
 from perfkit.ground.units import (
     Array,
     check_positive,
     check_type,
     format_bytes,
     format_interval,
+    format_time,
     is_listed,
     rank_largest,
     show,
@@ -48,7 +57,14 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS, WHOLE, PlacementKind
 from perfkit.workloads.presets import find_workload
-from perfkit.workloads.stack import Stack, apply_stack, can_run, find_stack, share_states
+from perfkit.workloads.stack import (
+    Stack,
+    apply_stack,
+    can_run,
+    find_stack,
+    share_states,
+    state_strategy,
+)
 from perfkit.workloads.strategy import CP_KINDS, Strategy
 from perfkit.workloads.strategy_fits import can_share, explain_fit, explain_misfit, list_fits
 from perfkit.workloads.transformer import Transformer
@@ -107,6 +123,30 @@ _SHOWN_OF_FRONT = 10
 
 
 @dataclass(frozen=True)
+class OneStrategy:
+    """A strategy or plan beside those of a search.
+
+    Parameters
+    ----------
+    way : Strategy or Plan
+        How ranks share the model.
+    row : mapping
+        Its row, as in `Exploration.table`.
+    shortage : str, optional
+        What it needs, and of how much; None where it fits.
+    """
+
+    way: Any
+    row: Mapping[str, Any]
+    shortage: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The strategy or plan in short."""
+        return _label_row(self.row, is_plan=isinstance(self.way, Plan))
+
+
+@dataclass(frozen=True)
 class Exploration(Tabular):
     """Strategies that fit, the fastest first.
 
@@ -128,6 +168,11 @@ class Exploration(Tabular):
         Those of the given strategies that have no row, each with its reason.
     room : Room
         What a rank may use.
+    yours : OneStrategy, optional
+        The strategy that is used now; None where none is named.
+    too_large : OneStrategy, optional
+        The fastest one that would fit into twice the memory and does not fit; None where it is no
+        faster than the fastest that fits.
     warn : callable
         Finds the `warnings`.
 
@@ -149,6 +194,8 @@ class Exploration(Tabular):
     doubled: float = np.inf
     left_out: tuple[str, ...] = ()
     room: Room = field(default_factory=Room)
+    yours: OneStrategy | None = None
+    too_large: OneStrategy | None = None
     warn: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
@@ -207,7 +254,7 @@ class Exploration(Tabular):
 
     def chart(self) -> Picture:
         """Draw the time of the strategies of `front` over the memory that they need, a line for
-        each number of ranks.
+        each number of ranks, ten of them with their names, and yours.
 
         Returns
         -------
@@ -216,15 +263,30 @@ class Exploration(Tabular):
         """
         from perfkit import plots
 
-        rows = self.front().sort("ranks", "needs").to_dicts()
-        for row in rows:
-            if self.plans:
-                row["strategy"] = ", ".join(f"{name} {row[name]}" for name in _SHARED)
-            else:
-                row["strategy"] = repr(Strategy(**{name: row[name] for name in _FIELDS}))
-        return plots.sweep_lines(
-            rows, x="needs", series=["ranks"], title="The best strategies", about=self.summary
+        points = []
+        if self.yours is not None:
+            points.append(self._make_point(self.yours.row) | {"is_yours": True})
+        front = self.front().sort("ranks", "needs")
+        points += [self._make_point(row) for row in front.to_dicts()]
+        return plots.strategy_front(
+            points, title="The fastest strategies for each amount of memory", about=self.summary
         )
+
+    def _make_point(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What `perfkit.plots.strategy_front` draws of a row."""
+        if self.plans:
+            strategy = ", ".join(f"{name} {row[name]}" for name in _SHARED)
+        else:
+            strategy = repr(_make_strategy(row))
+        return {
+            "needs_bytes": row["needs"],
+            "time_s": row["time"],
+            "low_s": row["low"],
+            "high_s": row["high"],
+            "ranks": row["ranks"],
+            "label": _label_row(row, is_plan=bool(self.plans)),
+            "strategy": strategy,
+        }
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
@@ -238,7 +300,21 @@ class Exploration(Tabular):
         if len(front) > len(shown):
             heading += f" (the fastest {len(shown)} of {len(front)})"
         yield heading, shown.select(figures + varied)
+        if self.yours is not None:
+            yield "Yours beside the fastest", self._list_yours(self.yours, figures)
         yield "", self.platform
+
+    def _list_yours(self, yours: OneStrategy, figures: Sequence[str]) -> list[Sequence[str]]:
+        """Rows of text, heads first: the fastest strategy and yours."""
+        names = [name_column(name) for name in figures]
+        rows: list[Sequence[str]] = [["", "strategy", *names, "longer by"]]
+        best = self.frame.row(0, named=True)
+        for name, row in (("fastest", best), ("yours", yours.row)):
+            label = _label_row(row, is_plan=bool(self.plans))
+            cells = [write_cell(column, float(row[column]), None) for column in figures]
+            longer = row["time"] / best["time"] - 1
+            rows.append([name, label, *cells, f"{longer:.1%}" if longer else "–"])
+        return rows
 
     def cost(
         self,
@@ -324,6 +400,14 @@ class Exploration(Tabular):
             )
         if not self.plans and self.frame["run"].any():
             texts.append(f"  passes were run of {self.frame['run'].sum()} strategies with stages")
+        if self.yours is not None:
+            texts.append(f"  yours, {_name_way(self.yours.way)}: {self._compare(self.yours)}")
+        if self.too_large is not None:
+            of_time = self.too_large.row["time"] / best["time"] - 1
+            texts.append(
+                f"  faster but too large: {_name_way(self.too_large.way)} {self.too_large.shortage}, "
+                f"{format_time(self.too_large.row['time'])} ({of_time:+.1%})"
+            )
         others_run_on = self.frame["stack"].unique(maintain_order=True).to_list()
         others_run_on.remove(best["stack"])
         of_others = f"; others run on {', '.join(others_run_on)}" if others_run_on else ""
@@ -336,6 +420,26 @@ class Exploration(Tabular):
         texts += write_notes("left out", self.left_out)
         texts += write_notes("warning", self.warnings)
         return "\n".join(texts)
+
+    def _compare(self, yours: OneStrategy) -> str:
+        """The time of your strategy, how much longer it takes than the fastest, and how many are
+        faster."""
+        row = yours.row
+        best = self.frame.row(0, named=True)
+        time = format_interval(row["time"], row["low"], row["high"])
+        longer = row["time"] / best["time"] - 1
+        faster = int((self.frame["time"] < row["time"]).sum())
+        if yours.shortage is not None:
+            fit = f"does not fit, it {yours.shortage}"
+        else:
+            fit = f"{format_bytes(row['needs'])} a rank"
+        words = [time, fit, f"{longer:+.1%} beside the fastest"]
+        parts = _BOUNDS if self.plans else PARTS
+        if longer > 0:
+            grown = max(parts, key=lambda part: row[part] - best[part])
+            words[-1] += f", mostly {_name_part(grown)}"
+        words.append(f"{faster} of {len(self.frame)} that fit are faster")
+        return ", ".join(words)
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
@@ -395,6 +499,7 @@ def explore(
     *,
     memory: float | str | None = None,
     strategies: Sequence[Any] | None = None,
+    yours: Any = None,
     execution: str | None = None,
     stack: str | Stack | None = None,
 ) -> Exploration:
@@ -404,7 +509,7 @@ def explore(
     ----------
     model : Transformer, DLRM or str
         The model, or the name of a preset; its batch is over all ranks. A Transformer's own settings for sharing,
-        checkpoints and micro-batches are ignored.
+        checkpoints and micro-batches are not kept; where it has any, they are `yours`.
     platform : Platform, str or Path
         Where it runs, such as ``h100-sxm-8x128``.
     ranks : int or sequence of int, optional
@@ -419,6 +524,9 @@ def explore(
         the model, without hybrid shards, which are tried where they are given (`Strategy.hsdp`); for a DLRM, all tables placed in one way of `perfkit.workloads.placement_kinds.KINDS`,
         and the best plan of `perfkit.shard`. With the two fastest of these, MLPs are also
         sharded (ZeRO 1 and 3, over all ranks or inside nodes) and tensor parallel inside nodes.
+    yours : Strategy or Plan, optional
+        What you use now, which chart, report and text set beside the fastest; by default the own settings of
+        a Transformer on the largest number of ranks, where these differ from those of a new one.
     execution : str, optional
         ``eager``, ``compiled``, or ``graphs`` for a Transformer, see `predict`.
     stack : str or Stack, optional
@@ -432,7 +540,8 @@ def explore(
     Raises
     ------
     ValueError
-        For more ranks than the platform has, and if no strategy divides the model or none fits.
+        For more ranks than the platform has, if no strategy divides the model or none fits, and for
+        `yours` that does not divide the model.
 
     Notes
     -----
@@ -461,6 +570,7 @@ def explore(
     model = _find_model(model)
     kind: Any = Plan if isinstance(model, DLRM) else Strategy
     check_type("strategies", strategies, Sequence[kind] | None)
+    check_type("yours", yours, kind | None)
     if strategies is not None and not len(strategies):
         raise ValueError("strategies is empty; give one or more, or leave it out to search them")
     where = load_platform(platform)
@@ -515,16 +625,33 @@ def explore(
     if strategies:
         left_out += _list_misfits(model, strategies, counts)
         left_out += _list_too_large(priced, strategies, room)
+    own = None
+    if yours is not None:
+        own = _price_yours(model, where, yours, execution, stack, room)
+    elif isinstance(model, Transformer) and model != model.without_sharing():
+        try:
+            settings = state_strategy(model, max(counts))
+            own = _price_yours(model, where, settings, execution, stack, room)
+        except ValueError as error:
+            left_out.append(f"the settings of the model ({error})")
     what = model.description if isinstance(model, DLRM) else model.without_sharing().description
+    doubled = np.where(priced.find_fitting(room.double()), priced.time, np.inf)
+    too_large = None
+    largest = int(np.argmin(doubled))
+    if not fits[largest] and doubled[largest] < priced.time[fits].min():
+        way = priced.take_way(largest)
+        too_large = _price_one(model, where, way, execution, stack, room)
     return Exploration(
         frame=frame,
         tried=len(fits),
         summary=f"{what} on {asked} ranks of {where.name}",
         platform=where,
         plans=plans,
-        doubled=float(priced.time[priced.find_fitting(room.double())].min()),
+        doubled=float(doubled.min()),
         left_out=tuple(left_out),
         room=room,
+        yours=own,
+        too_large=too_large,
         warn=partial(_list_warnings, shown, where, execution, fastest, stack),
     )
 
@@ -567,6 +694,12 @@ class _Priced:
     def find_fitting(self, room: Room) -> np.ndarray:
         """Whether a rank with so much room holds each."""
         return np.asarray(room.holds(self.needs, self.reserve))
+
+    def take_way(self, place: int) -> Any:
+        """The strategy or plan at this place."""
+        if self.plans:
+            return self.plans[place]
+        return _make_strategy({name: self.ways[name][place] for name in _FIELDS})
 
     @property
     def fits_host(self) -> np.ndarray:
@@ -857,31 +990,88 @@ def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array
 def _list_too_large(priced: _Priced, strategies: Sequence[Any], room: Room) -> list[str]:
     """Given strategies and plans that need more memory than a rank or its host has."""
     too_large = []
-    rows = zip(
-        priced.given,
-        priced.needs,
-        priced.reserve,
-        priced.on_host,
-        priced.host_share,
-        strict=True,
-    )
-    for one, needs, reserve, on_host, host_share in rows:
-        name = _name(one, strategies)
-        if needs > room.allocated:
-            of_rank = format_bytes(room.allocated)
-            too_large.append(f"{name} needs {format_bytes(needs)} of {of_rank}")
-        elif needs + reserve > room.reserved:
-            of_rank = room.describe_reserved()
-            too_large.append(
-                f"{name} needs {format_bytes(needs)}, and {format_bytes(needs + reserve)} of {of_rank} "
-                "with its reserve"
-            )
-        elif on_host > host_share:
-            too_large.append(
-                f"{name} needs more memory of its host than a rank has there, {format_bytes(on_host)} "
-                f"of {format_bytes(host_share)}"
-            )
+    for place, one in enumerate(priced.given):
+        shortage = _describe_shortage(priced, place, room)
+        if shortage is not None:
+            too_large.append(f"{_name(one, strategies)} {shortage}")
     return too_large
+
+
+def _describe_shortage(priced: _Priced, place: int, room: Room) -> str | None:
+    """What the strategy or plan at this place needs, and of how much; None where it fits."""
+    needs, reserve = priced.needs[place], priced.reserve[place]
+    on_host, host_share = priced.on_host[place], priced.host_share[place]
+    if needs > room.allocated:
+        return f"needs {format_bytes(needs)} of {format_bytes(room.allocated)}"
+    if needs + reserve > room.reserved:
+        return (
+            f"needs {format_bytes(needs)}, and {format_bytes(needs + reserve)} of "
+            f"{room.describe_reserved()} with its reserve"
+        )
+    if on_host > host_share:
+        return (
+            f"needs more memory of its host than a rank has there, {format_bytes(on_host)} of "
+            f"{format_bytes(host_share)}"
+        )
+    return None
+
+
+def _price_yours(
+    model: Transformer | DLRM,
+    where: Platform,
+    yours: Any,
+    execution: str | None,
+    stack: str | Stack | None,
+    room: Room,
+) -> OneStrategy:
+    """Price the strategy or plan that somebody uses now."""
+    check_positive("ranks of yours", yours.ranks, integer=True, maximum=where.network.ranks)
+    misfits = _list_misfits(model, [yours], [yours.ranks])
+    if misfits:
+        raise ValueError(f"yours cannot be priced: {misfits[0]}; take another strategy")
+    return _price_one(model, where, yours, execution, stack, room)
+
+
+def _price_one(
+    model: Transformer | DLRM,
+    where: Platform,
+    way: Any,
+    execution: str | None,
+    stack: str | Stack | None,
+    room: Room,
+) -> OneStrategy:
+    """Price a single strategy, of which all passes are run, or a single plan."""
+    ranks = [int(way.ranks)]
+    if isinstance(model, DLRM):
+        priced = _price_dlrm(model, where, ranks, [way], execution, stack, room.allocated)
+    else:
+        priced = _price_transformer(
+            model, where, ranks, [way], execution, stack, room, tries_forms=False
+        )
+    row = {name: column[0].item() for name, column in _list_columns(model, priced).items()}
+    if isinstance(model, DLRM):
+        kinds = dict.fromkeys(placement.kind for placement in way.placements)
+        row["tables"] = " and ".join(kinds)
+    return OneStrategy(way, row, _describe_shortage(priced, 0, room))
+
+
+def _make_strategy(row: Mapping[str, Any]) -> Strategy:
+    """The strategy of a row."""
+    return Strategy(**{name: row[name] for name in _FIELDS})
+
+
+def _name_way(way: Strategy | Plan) -> str:
+    """A strategy as its fields, and a plan by its ranks."""
+    if isinstance(way, Strategy):
+        return repr(way)
+    return f"the plan on {way.ranks} ranks"
+
+
+def _label_row(row: Mapping[str, Any], *, is_plan: bool) -> str:
+    """A strategy in short, as charts write it; of a plan, how tables and MLPs are shared."""
+    if is_plan:
+        return f"{row['tables']} · {row['mlps']}"
+    return _make_strategy(row).label
 
 
 def _read_strategy(frame: Table) -> Strategy:

@@ -8,6 +8,7 @@ which reads rows, makes two axes and lays marks over each other:
 - `breakdowns` (stacked bars), `tornado` and `ratios` are the shortest; `accuracy` has a band
 - `memory` has stacked areas, a point and lines across
 - `sweeps`, `modules`, `ranks`, `rooflines` and `collectives` prepare more rows
+- `fronts` has labels that do not overlap, for which `labels` finds places
 - `timelines` joins operations until few enough bars are left
 - `sliders`: closed forms that a browser computes
 
@@ -24,6 +25,7 @@ from perfkit.plots.breakdowns import breakdown_bars
 from perfkit.plots.collectives import collective_curves
 from perfkit.plots.colours import INK, PALETTE
 from perfkit.plots.diagnoses import measured_against_links
+from perfkit.plots.fronts import strategy_front
 from perfkit.plots.gains import gain_bars
 from perfkit.plots.memory import memory_areas
 from perfkit.plots.modules import module_bars
@@ -52,6 +54,7 @@ __all__ = [
     "platform_ratios",
     "predicted_vs_measured",
     "roofline_chart",
+    "strategy_front",
     "sweep_lines",
     "timeline_lanes",
     "tornado_bars",

@@ -401,6 +401,50 @@ class Strategy:
         return f"Strategy({', '.join(texts)})"
 
     @property
+    def label(self) -> str:
+        """The strategy in short, as the labels of a chart have it: degrees above 1, the sharing of
+        replicas, sequences of a micro-batch, chunks, and what is computed again and offloaded.
+
+        Examples
+        --------
+        >>> Strategy(tp=8, pp=2, dp=4, zero=3).label
+        'tp 8 · pp 2 · fsdp'
+        >>> Strategy(dp=64, micro_batch=2, zero=1, checkpoint="full").label
+        'zero1 · mb 2 · full ckpt'
+        """
+        if np.ndim(self.ranks) > 0:
+            raise ValueError("this holds many strategies; select one of them for its label")
+        words = [f"{name} {size}" for name, size in self._list_degrees() if size > 1]
+        sharing = self._name_sharing()
+        if sharing:
+            words.append(sharing)
+        if self.micro_batch > 1:
+            words.append(f"mb {self.micro_batch}")
+        if self.chunks > 1:
+            words.append(f"{self.chunks} chunks")
+        if self.checkpoint != "none":
+            words.append(f"{self.checkpoint} ckpt")
+        if self.offload != "none":
+            words.append(f"{self.offload} offload")
+        return " · ".join(words) or "one rank"
+
+    def _list_degrees(self) -> list[tuple[str, Any]]:
+        """Ranks that share tensors, stages, sequences and experts, by their names in short [-]."""
+        return [("tp", self.tp), ("pp", self.pp), ("cp", self.cp), ("ep", self.ep)]
+
+    def _name_sharing(self) -> str:
+        """How replicas share weights and states, in short; empty where there is one replica."""
+        if self.dp * self.cp == 1:
+            return ""
+        if self.zero == 0:
+            return f"dp {self.dp}" if self.dp > 1 else ""
+        if self.zero < 3:
+            return f"zero{self.zero}"
+        if 0 < self.shards < self.dp:
+            return f"hsdp {self.shards}"
+        return "fsdp"
+
+    @property
     def ranks(self) -> Any:
         """Ranks that take part [-]."""
         return self.tp * self.pp * self.dp * self.cp

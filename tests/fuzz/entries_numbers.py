@@ -612,6 +612,21 @@ TAKERS: tuple[Example, ...] = (
         frame=[{"what": "a", "gain_s": 1.0, "low_s": 0.5, "high_s": 2.0}],
         time=3.0,
     ),
+    example(
+        plots.strategy_front,
+        frame=[
+            {
+                "needs_bytes": 1.0e9,
+                "time_s": 1.0,
+                "low_s": 0.5,
+                "high_s": 2.0,
+                "ranks": 8,
+                "label": "fsdp",
+                "strategy": "a strategy",
+                "is_yours": False,
+            }
+        ],
+    ),
     example(plots.sweep_lines, frame=[{"x": 1, "time": 1.0}], x="x", y="time"),
     example(
         plots.predicted_vs_measured,
