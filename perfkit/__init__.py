@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.exploration.sweeps import Sweep, sweep
     from perfkit.fitting import Fit
     from perfkit.ground import units
+    from perfkit.ground.frames import ResultFrame
     from perfkit.ground.hardware import Device, Network
     from perfkit.measure.timing import time_loader
     from perfkit.platform.estimates import Estimate, ExtrapolationWarning
@@ -90,6 +91,7 @@ _HOME = {
     "sweep": "perfkit.exploration.sweeps",
     "Fit": "perfkit.fitting",
     "units": "perfkit.ground",
+    "ResultFrame": "perfkit.ground.frames",
     "Device": "perfkit.ground.hardware",
     "Network": "perfkit.ground.hardware",
     "time_loader": "perfkit.measure.timing",

@@ -20,8 +20,8 @@ _LONGEST = 34
 class ResultFrame(polars.DataFrame):
     """A polars frame that prints its rows with units, in place of ``6.379674``.
 
-    Columns hold what they held, numbers in base units; a column ``unit`` stands in the cells of its row. A frame that others are made of by `select`,
-    `filter`, `sort`, `head` or `tail` prints so, too; what is computed from it is a plain frame.
+    Tables of results are such frames; make one of your own numbers, from what `polars.DataFrame` takes, to show them alike. Columns hold what they held, numbers in base units; a column ``unit`` stands in the cells of its row. A frame that others are made of by `select`,
+    `filter`, `sort`, `with_columns`, `head` or `tail` prints so, too; what is computed from it is a plain frame.
 
     Examples
     --------
@@ -71,23 +71,101 @@ class ResultFrame(polars.DataFrame):
         return [names, *write_cells(self[:rows])[1:]]
 
     def select(self, *columns: Any, **named: Any) -> "ResultFrame":
-        """As polars does."""
+        """The frame with these columns alone.
+
+        Parameters
+        ----------
+        columns : str or polars.Expr
+            Columns, or what is computed from them.
+        named : polars.Expr
+            The same, with new names.
+
+        Returns
+        -------
+        frame : ResultFrame
+            As polars' frames return it.
+        """
         return ResultFrame(super().select(*columns, **named))
 
     def filter(self, *conditions: Any, **named: Any) -> "ResultFrame":
-        """As polars does."""
+        """The frame with the rows that meet all conditions.
+
+        Parameters
+        ----------
+        conditions : polars.Expr
+            Conditions.
+        named : object
+            Values that columns of these names must have.
+
+        Returns
+        -------
+        frame : ResultFrame
+            As polars' frames return it.
+        """
         return ResultFrame(super().filter(*conditions, **named))
 
     def sort(self, *columns: Any, **named: Any) -> "ResultFrame":
-        """As polars does."""
+        """The frame with its rows in order.
+
+        Parameters
+        ----------
+        columns : str or polars.Expr
+            What rows are sorted by.
+        named : object
+            Settings such as ``descending``.
+
+        Returns
+        -------
+        frame : ResultFrame
+            As polars' frames return it.
+        """
         return ResultFrame(super().sort(*columns, **named))
 
+    def with_columns(self, *columns: Any, **named: Any) -> "ResultFrame":
+        """The frame with more columns, or with others in their place.
+
+        Parameters
+        ----------
+        columns : polars.Expr
+            Columns that are computed.
+        named : polars.Expr or list
+            The same, with new names.
+
+        Returns
+        -------
+        frame : ResultFrame
+            As polars' frames return it.
+        """
+        return ResultFrame(super().with_columns(*columns, **named))
+
     def head(self, n: int = 5) -> "ResultFrame":
-        """As polars does."""
+        """The first rows.
+
+        Parameters
+        ----------
+        n : int, optional
+            How many [-].
+
+        Returns
+        -------
+        frame : ResultFrame
+            As polars' frames return it.
+        """
         return ResultFrame(super().head(n))
 
     def tail(self, n: int = 5) -> "ResultFrame":
-        """As polars does."""
+        """The last rows.
+
+        Parameters
+        ----------
+        n : int, optional
+            How many [-].
+
+        Returns
+        -------
+        frame : ResultFrame
+            As polars' frames return it.
+        """
         return ResultFrame(super().tail(n))
 
 
