@@ -272,8 +272,28 @@ def draw_unique_rows() -> Any:
     return plots.ask_unique_rows(rows=10**6, lookups=8e4)
 
 
+def draw_node() -> Any:
+    platform = pk.load_platform("h100-sxm-8x8")
+    return plots.draw_node(platform.device, platform.network)
+
+
+def draw_ring() -> Any:
+    return plots.draw_ring()
+
+
+def draw_ladder() -> Any:
+    rows = [
+        {"way": "HBM", "bandwidth_bytes_per_s": 3e12, "evidence": "datasheet"},
+        {"way": "PCIe", "bandwidth_bytes_per_s": 5e10, "evidence": "measured"},
+    ]
+    return plots.bandwidth_ladder(rows, [{"way": "PCIe", "bandwidth_bytes_per_s": 4e10}])
+
+
 #: Each chart with rows of its own; the name says what it shows.
 CHARTS = {
+    "node": draw_node,
+    "ring": draw_ring,
+    "ladder": draw_ladder,
     "predicted_vs_measured": draw_predicted_vs_measured,
     "breakdown": draw_breakdown,
     "breakdown of runs": draw_breakdown_of_runs,
@@ -798,3 +818,90 @@ def test_strategies_that_take_much_longer_are_counted_and_not_drawn() -> None:
     yours = plots.strategy_front([*rows, slow | {"label": "pp 64", "is_yours": True}])
     drawn = [row for rows in yours.to_dict()["datasets"].values() for row in rows]
     assert any(row["time_s"] == 90.0 for row in drawn)
+
+
+def list_texts(chart: Any) -> list[str]:
+    """All words of a drawing."""
+    spec = chart.to_dict()
+    texts = []
+    for layer in spec["layer"]:
+        if layer["mark"]["type"] == "text":
+            texts += [row["text"] for row in spec["datasets"][layer["data"]["name"]]]
+    return texts
+
+
+def test_a_drawing_of_a_node_has_the_rates_of_its_platform() -> None:
+    texts = list_texts(pk.load_platform("h100-sxm-8x8").chart())
+    for text in (
+        "one node: 8 GPUs",
+        "132 multiprocessors (SM)",
+        "989 TFLOP/s in bf16",
+        "↕ 9.33 TB/s",
+        "L2: 52.4 MB",
+        "↕ 3.35 TB/s",
+        "HBM3: 80 GB",
+        "450 GB/s",
+        "PCIe from host 55.4 GB/s",
+        "host memory: 2 TB, 563 GB/s",
+        "49.4 GB/s",
+        "network to 7 other nodes",
+        "GPU 7",
+    ):
+        assert text in texts
+
+
+def test_a_drawing_of_a_node_leaves_out_what_is_not_known() -> None:
+    texts = list_texts(pk.load_platform("p100-1").chart())
+    assert "one node: 1 GPU" in texts
+    for text in texts:
+        assert not any(word in text for word in ("host", "adapter", "network", "NVLink", "None"))
+    device = pk.Device("a GPU", "cuda", {}, (pk.load_platform("l40s-8").device.memory[-1],))
+    assert "GDDR6: 48 GB" in list_texts(plots.draw_node(device, pk.Network(1)))
+
+
+def test_devices_beyond_the_room_of_a_drawing_are_counted() -> None:
+    texts = list_texts(pk.load_platform("gb200-72").chart())
+    assert "GPU 6" in texts
+    assert "GPU 7" not in texts
+    assert "65 more" in texts
+
+
+def test_each_step_of_a_ring_adds_what_the_rank_before_has() -> None:
+    from perfkit.plots.rings import count_sums, find_sent
+
+    ranks = 4
+    # each rank and part begins with a set of one: the rank whose numbers are added up in it
+    sums = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
+    for step in range(ranks):
+        counts = [[len(ranks_of_part) for ranks_of_part in parts] for parts in sums]
+        assert count_sums(step) == counts
+        if step == ranks - 1:
+            break  # nothing is sent any more
+        sent = [(rank, part, set(sums[rank][part])) for rank, part in find_sent(step + 1)]
+        for rank, part, added in sent:
+            receiver = (rank + 1) % ranks
+            assert not sums[receiver][part] & added, "nothing is added twice"
+            sums[receiver][part] |= added
+    whole = [parts.index(4) for parts in count_sums(3)]
+    assert sorted(whole) == [0, 1, 2, 3], "each rank has the whole sum of another part"
+
+
+def test_a_ring_marks_what_is_sent_next() -> None:
+    spec = draw_ring().to_dict()
+    (boxes,) = {
+        layer["data"]["name"]
+        for layer in spec["layer"]
+        if layer["mark"]["type"] == "rect" and "stroke" in layer["encoding"]
+    }
+    colors = [row["color"] for row in spec["datasets"][boxes]]
+    assert colors.count(plots.PALETTE[1]) == 12, "four parts in each of three steps"
+    assert colors.count(plots.PALETTE[2]) == 4, "four whole sums"
+
+
+def test_a_ladder_keeps_its_order_and_shows_what_was_measured() -> None:
+    spec = draw_ladder().to_dict()
+    bars, texts, ticks = (spec["datasets"][layer["data"]["name"]] for layer in spec["layer"])
+    assert spec["layer"][0]["encoding"]["y"]["sort"] == ["HBM", "PCIe"]
+    assert [row["text"] for row in texts] == ["3 TB/s", "50 GB/s"]
+    assert all(row["start"] < 4e10 for row in bars)
+    assert ticks == [{"way": "PCIe", "bandwidth_bytes_per_s": 4e10}]

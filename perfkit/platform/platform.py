@@ -15,6 +15,7 @@ from perfkit.ground.results import Reported, Sections, Table
 from perfkit.ground.units import (
     Array,
     Values,
+    check_choice,
     check_positive,
     check_sizes,
     check_type,
@@ -22,7 +23,7 @@ from perfkit.ground.units import (
     format_count,
     show,
 )
-from perfkit.platform import file, tables, whatif
+from perfkit.platform import bandwidths, file, tables, whatif
 from perfkit.platform.datasheets import Datasheet, list_datasheets, read_datasheet
 from perfkit.platform.estimates import CollectiveTime, Estimate, warn_once
 from perfkit.platform.machine import Machine, PlatformError, list_numbers
@@ -30,7 +31,12 @@ from perfkit.platform.single_kernels import estimate_gemm, estimate_lookups, tim
 from perfkit.platform.unmeasured import put_on_datasheet
 
 if TYPE_CHECKING:
+    import altair
+
     from perfkit.platform.collective_costs import CollectiveCost
+
+#: Pictures of a platform.
+CHARTS = ("node", "bandwidths")
 
 
 @dataclass(frozen=True)
@@ -746,6 +752,49 @@ class Platform(Machine, Reported):
         """Every number of the platform: a frame with the columns of
         `perfkit.platform.machine.Number`, each value in the unit of its row."""
         return tables.tabulate_numbers(self)
+
+    def bandwidths(self) -> Table:
+        """How fast a byte moves to one rank: a frame with a row for each memory and link, from near
+        to far, and the columns of `perfkit.platform.bandwidths.Way`.
+
+        Of a memory reads and writes together; of a link one way, for one rank. The host of a GPU is
+        the usual one of that device, unless `with_host_memory` says which.
+
+        Examples
+        --------
+        >>> from perfkit.platform.gallery import load_platform
+        >>> load_platform("h100-sxm-8x8").bandwidths().select("way", "leads_to", "evidence")
+        way                       leads_to   evidence
+        L2             cache of the device    assumed
+        HBM3          memory of the device  datasheet
+        NVLink           ranks of the node  datasheet
+        PCIe to host    memory of the host   measured
+        adapter                other nodes     fitted
+        """
+        return bandwidths.tabulate_bandwidths(self)
+
+    def chart(self, kind: str = "node") -> "altair.LayerChart":
+        """A picture of the platform.
+
+        Parameters
+        ----------
+        kind : str, optional
+            ``node``, a drawing of one node with its rates, or ``bandwidths``, those of `bandwidths` on
+            a logarithmic axis.
+        """
+        from perfkit import plots
+
+        check_choice("kind", kind, CHARTS)
+        if kind == "bandwidths":
+            return plots.bandwidth_ladder(self.bandwidths(), title=f"Bandwidths of {self.name}")
+        return plots.draw_node(
+            self.device,
+            self.network,
+            host=bandwidths.find_host(self),
+            host_link=f"{bandwidths.name_host_link(self)} from host",
+            multiprocessors=bandwidths.count_multiprocessors(self),
+            title=f"A node of {self.name}",
+        )
 
     def sections(self) -> Sections:
         """Sections of a report: rooflines, curves of collectives, assumptions, provenance, and

@@ -5,12 +5,13 @@ Read `canvas` first: what every chart is built from, rows, axes, tooltips and ma
 the colours of phases and of classes of operations. Then each chart is one file and one function,
 which reads rows, makes two axes and lays marks over each other:
 
-- `breakdowns` (stacked bars), `tornado` and `ratios` are the shortest; `accuracy` has a band
+- `breakdowns` (stacked bars), `ladders`, `tornado` and `ratios` are the shortest; `accuracy` has a band
 - `memory` has stacked areas, a point and lines across
 - `sweeps`, `modules`, `ranks`, `rooflines` and `collectives` prepare more rows
 - `fronts` has labels that do not overlap, for which `labels` finds places
 - `timelines` joins operations until few enough bars are left
 - `sliders`: closed forms that a browser computes
+- `nodes` and `rings` are drawings, of boxes, lines and words that `drawings` lays out
 
 `theme` is the look of all charts and writes them to files, `pictures` draws them in a process of its
 own, and `docstrings` lets Altair work under ``python -OO``; a new chart needs none of these.
@@ -27,10 +28,13 @@ from perfkit.plots.colours import INK, PALETTE
 from perfkit.plots.diagnoses import measured_against_links
 from perfkit.plots.fronts import strategy_front
 from perfkit.plots.gains import gain_bars
+from perfkit.plots.ladders import bandwidth_ladder
 from perfkit.plots.memory import memory_areas
 from perfkit.plots.modules import module_bars
+from perfkit.plots.nodes import draw_node
 from perfkit.plots.ranks import plan_bars
 from perfkit.plots.ratios import platform_ratios
+from perfkit.plots.rings import draw_ring
 from perfkit.plots.rooflines import roofline_chart
 from perfkit.plots.sliders import ask_alpha_beta, ask_roofline, ask_unique_rows
 from perfkit.plots.sweeps import sweep_lines
@@ -44,8 +48,11 @@ __all__ = [
     "ask_alpha_beta",
     "ask_roofline",
     "ask_unique_rows",
+    "bandwidth_ladder",
     "breakdown_bars",
     "collective_curves",
+    "draw_node",
+    "draw_ring",
     "gain_bars",
     "measured_against_links",
     "memory_areas",
