@@ -84,6 +84,30 @@ def test_a_script_that_prints_losses_is_told_once_that_they_mean_nothing(
     assert "placeholders" not in capsys.readouterr().out
 
 
+#: What scripts read of a GPU, as they write it: a clock, memory in use, memory in all, a sensor.
+READINGS = {
+    "elapsed_time": "begin.elapsed_time(end)",
+    "max_memory_allocated": "torch.cuda.max_memory_allocated()",
+    "memory_reserved": "torch.cuda.memory_reserved(0)",
+    "mem_get_info": "torch.cuda.mem_get_info()",
+    "utilization": "torch.cuda.utilization()",
+}
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_a_script_that_reads_its_gpu_is_told_that_there_is_none(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    events = "begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))\nrows ="
+    script = SCRIPT.format(helper=f"helper_of_{name}", grows=0).replace("{loss:.1f}", "")
+    script = script.replace("rows =", events) + f"        print({READINGS[name]})\n"
+    (folder / f"{name}.py").write_text(script)
+    (folder / f"helper_of_{name}.py").write_text(HELPER)
+    assert run(f"capture {name}.py --platform h100-sxm-8 -- 4") == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"What {name}.py reads of its GPU ({name}) is a placeholder")
+
+
 def test_a_module_runs_as_by_python_m(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_script(folder, "by_name")
     words = "capture -m by_name --platform h100-sxm-8 --iterations 1 -- 4"

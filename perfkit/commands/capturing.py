@@ -18,6 +18,9 @@ from perfkit.ground.units import format_time
 #: What is said of a script that reads computed numbers.
 PLACEHOLDERS = "Numbers that {} prints or writes of what it trains, such as losses, are placeholders: nothing is computed"
 
+#: The same of a script that reads clocks or the memory of a GPU.
+READINGS = "What {} reads of its GPU ({}) is a placeholder: there is none. Time and memory stand above"
+
 
 class ScriptCommand(Command):
     """A command whose words after ``--`` belong to the script that it runs."""
@@ -150,6 +153,8 @@ def capture_command(
     lines += ["", chosen.explain()]
     if recording.has_placeholders:
         lines += ["", PLACEHOLDERS.format(recording.name)]
+    if recording.readings:
+        lines += ["", READINGS.format(recording.name, ", ".join(recording.readings))]
     text = "\n".join(lines)
     files.write(Answer(text, figures, results=[chosen]))
     return 0

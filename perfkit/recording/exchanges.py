@@ -121,6 +121,7 @@ class Stream:
 
     def elapsed_time(self, _: "Stream") -> float:
         """Milliseconds between two events, which a step may log; they are not known."""
+        self.exchanges.note_reading("elapsed_time")
         return 1.0
 
     def query(self) -> bool:
@@ -148,6 +149,10 @@ class Exchanges:
         self._streams = type("Stream", (Stream,), {"exchanges": weakref.proxy(self)})
         self.compute = self.current = self._streams()
         self._forget_collectives()
+
+    def note_reading(self, name: str) -> None:
+        """Note that the program has read something of a GPU that is not there."""
+        self._recorder.places.readings.add(name)
 
     def _forget_collectives(self) -> None:
         """Begin without a collective."""

@@ -121,26 +121,33 @@ _WITHOUT_EFFECT_ON_ACCELERATORS = (
     "reset_peak_memory_stats",
     "reset_accumulated_memory_stats",
 )
-#: Functions of `torch.accelerator` that count bytes in use.
-_BYTES_OF_ACCELERATORS = (
+#: Functions of `torch.cuda` and `torch.accelerator` that count bytes in use.
+_BYTES_IN_USE = (
     "memory_allocated",
     "max_memory_allocated",
     "memory_reserved",
     "max_memory_reserved",
 )
+#: Functions of `torch.cuda` that read a sensor.
+_SENSORS = ("utilization", "temperature", "power_draw", "clock_rate")
 
 
 def _patch_driver(places: Places) -> list[Patch]:
     """Questions and settings that need a driver. A program that watches its memory sees that
-    nothing is in use."""
+    nothing is in use; that it has asked is noted."""
 
     def do_nothing(*_: Any, **__: Any) -> None:
         return None
 
-    def count_nothing(*_: Any, **__: Any) -> int:
-        return 0
+    def read_nothing(name: str) -> Any:
+        def read(*_: Any, **__: Any) -> int:
+            places.readings.add(name)
+            return 0
+
+        return read
 
     def get_free(*_: Any, **__: Any) -> tuple[int, int]:
+        places.readings.add("mem_get_info")
         memory = int(places.gpu.memory)
         return memory, memory
 
@@ -161,20 +168,17 @@ def _patch_driver(places: Places) -> list[Patch]:
         (torch.cuda, "mem_get_info", get_free),
         (torch.cuda, "memory_snapshot", get_no_snapshot),
         (torch.cuda, "memory_summary", get_no_text),
-        (torch.cuda, "utilization", count_nothing),
         (Tensor, "record_stream", do_nothing),
         (torch.accelerator, "current_stream", get_stream),
         (torch.accelerator, "set_stream", choose_stream),
-        (torch.cuda, "temperature", count_nothing),
-        (torch.cuda, "power_draw", count_nothing),
-        (torch.cuda, "clock_rate", count_nothing),
     ]
     changes += [(torch.cuda, name, do_nothing) for name in _WITHOUT_EFFECT]
     changes += [(torch.cuda.memory, name, do_nothing) for name in _WITHOUT_EFFECT_ON_MEMORY]
     changes += [(torch.cuda.profiler, name, do_nothing) for name in ("start", "stop")]
     accelerator = torch.accelerator
     changes += [(accelerator, name, do_nothing) for name in _WITHOUT_EFFECT_ON_ACCELERATORS]
-    changes += [(accelerator, name, count_nothing) for name in _BYTES_OF_ACCELERATORS]
+    changes += [(torch.cuda, name, read_nothing(name)) for name in (*_BYTES_IN_USE, *_SENSORS)]
+    changes += [(accelerator, name, read_nothing(name)) for name in _BYTES_IN_USE]
     there = [change for change in changes if hasattr(change[0], change[1])]  # PyTorch 2.9 has fewer
     return [Patch(owner, name, value, reason) for owner, name, value in there]
 

@@ -125,6 +125,8 @@ class Places:
         self.current = 0  # number of the GPU that the step has chosen by torch.cuda.set_device
         self.gpu = NEUTRAL  # what the program is told of it
         self.tells_packages = False  # whether installed packages are told of it, too
+        #: What the program has read of a GPU that is not there, such as ``max_memory_allocated``.
+        self.readings: set[str] = set()
         #: Storages that the step has copied from the GPU to the host, and computed from such copies.
         self.copies: set[int] = set()
         self._values = values

@@ -144,6 +144,7 @@ class Recording(RecordedLoop):
         self._passes = 0  # backward passes since the last end of an iteration
         self._refusal = ""  # why there is no iteration
         self._has_read = False  # whether the loop has read a computed number
+        self._readings: tuple[str, ...] = ()  # what the loop has read of its GPU
         self._is_over = False  # whether enough is recorded
         self._trails: list[Trail] = []  # of each kind of iteration
         self._line = ""  # where the loop first reads a computed number
@@ -161,6 +162,12 @@ class Recording(RecordedLoop):
         """Whether the loop has read computed numbers, such as a loss that it prints: they count as 1,
         and mean nothing."""
         return self._has_read
+
+    @property
+    def readings(self) -> tuple[str, ...]:
+        """Names of what the loop has read of a GPU that is not there, such as ``elapsed_time`` or
+        ``max_memory_allocated``: what it got means nothing."""
+        return self._readings
 
     # -- the block
 
@@ -386,6 +393,7 @@ class Recording(RecordedLoop):
         if not self._updates:
             raise ValueError(NO_OPTIMIZER)
         self._has_read = self._has_read or recorder.trail.reads > 0
+        self._readings = tuple(sorted(recorder.places.readings))
         notes = [*self._unused]
         if self._is_by_hand:
             notes.append(BY_HAND)
