@@ -63,6 +63,11 @@ DECIDED = (
 )
 #: What is said besides of such a loop that reads computed numbers.
 MAY_DECIDE = "; the loop may decide by computed numbers, which a capture does not know and counts as 1: it reads one in {}"
+#: What is said of a loop that reads computed numbers and ends before it was tried whether they matter.
+UNTRIED = (
+    "the loop reads a computed number, in {}, and ended before it was tried whether it decides by it; the graph is the "
+    "way that it takes if such numbers are 1; let the loop run longer"
+)
 #: What is said of a loop with one update.
 ONE_UPDATE = (
     "the loop has one update; the graph is what lies between its first forward pass and the end of this update, in which "
@@ -145,6 +150,7 @@ class Recording(RecordedLoop):
         self._refusal = ""  # why there is no iteration
         self._has_read = False  # whether the loop has read a computed number
         self._readings: tuple[str, ...] = ()  # what the loop has read of its GPU
+        self._ended_early = False  # whether the loop ended before enough was recorded
         self._is_over = False  # whether enough is recorded
         self._trails: list[Trail] = []  # of each kind of iteration
         self._line = ""  # where the loop first reads a computed number
@@ -199,6 +205,7 @@ class Recording(RecordedLoop):
         if recorder is None:
             return False
         recorder.on = False
+        self._ended_early = error is None or isinstance(error, SystemExit)
         if self._is_expected(error):
             self._first = None
             self._stack.__exit__(None, None, None)
@@ -402,6 +409,8 @@ class Recording(RecordedLoop):
             notes.append(ONE_UPDATE)
         if self._decides:
             notes.append(DECIDED.format(self._line))
+        elif self._is_untried():
+            notes.append(UNTRIED.format(self._line))
         if not any(map(len, self._graphs)):
             notes.append(EMPTY)
         if recorder.accelerator and not recorder.places.gpus and not self._divides_weights():
@@ -418,6 +427,14 @@ class Recording(RecordedLoop):
             self._say_difference()
         for note in self.graph.notes:
             warnings.warn(note, stacklevel=3)
+
+    def _is_untried(self) -> bool:
+        """Whether the loop has ended by itself before all other numbers were tried in place of those
+        that it reads. One whose iterations all differ has none to compare a further one with."""
+        if not self._ended_early or not self._line or self._usual is None:
+            return False
+        trials = self._list_trials(self._usual) if self._trials is None else self._trials
+        return self._tried < len(trials)
 
     def _divides_weights(self) -> bool:
         """Whether ranks gather weights, as fully_shard lets them; it moves weights and batches to the
