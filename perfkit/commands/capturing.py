@@ -19,7 +19,9 @@ from perfkit.ground.units import format_time
 PLACEHOLDERS = "Numbers that {} prints or writes of what it trains, such as losses, are placeholders: nothing is computed"
 
 #: The same of a script that reads clocks or the memory of a GPU.
-READINGS = "What {} reads of its GPU ({}) is a placeholder: there is none. Time and memory stand above"
+READINGS = (
+    "What {} reads of its GPU ({}) is a placeholder: there is none. Time and memory stand above"
+)
 
 
 class ScriptCommand(Command):
