@@ -91,7 +91,42 @@ TORCH = {"16_any_module", "17_read_a_trace", "18_calibrate_this_machine"}
 #: Lines of a cell, and of the code of an answer.
 LONGEST_CELL = 16
 #: Lessons that are being rewritten: their comparisons are not asserted yet, and their cells are long.
-UNFINISHED = {path.stem for path in NOTEBOOKS}
+UNFINISHED = {
+    # remove the line when it is done
+    "00_start_here",
+    # remove the line when it is done
+    "02_roofline",
+    # remove the line when it is done
+    "03_alpha_beta",
+    # remove the line when it is done
+    "04_fitting_and_honesty",
+    # remove the line when it is done
+    "05_transformer_iteration",
+    # remove the line when it is done
+    "07_overlap_and_stragglers",
+    # remove the line when it is done
+    "09_what_if_and_cost",
+    # remove the line when it is done
+    "10_scale_out",
+    # remove the line when it is done
+    "11_techniques",
+    # remove the line when it is done
+    "12_calibrate_from_your_runs",
+    # remove the line when it is done
+    "13_embedding_lookup",
+    # remove the line when it is done
+    "14_dlrm_iteration",
+    # remove the line when it is done
+    "15_pick_a_sharding",
+    # remove the line when it is done
+    "16_any_module",
+    # remove the line when it is done
+    "17_read_a_trace",
+    # remove the line when it is done
+    "18_calibrate_this_machine",
+    # remove the line when it is done
+    "19_calibrate_a_cluster",
+}
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
