@@ -97,8 +97,6 @@ UNFINISHED = {
     # remove the line when it is done
     "02_roofline",
     # remove the line when it is done
-    "03_alpha_beta",
-    # remove the line when it is done
     "04_fitting_and_honesty",
     # remove the line when it is done
     "05_transformer_iteration",
