@@ -95,8 +95,6 @@ UNFINISHED = {
     # remove the line when it is done
     "00_start_here",
     # remove the line when it is done
-    "02_roofline",
-    # remove the line when it is done
     "04_fitting_and_honesty",
     # remove the line when it is done
     "05_transformer_iteration",
