@@ -283,7 +283,7 @@ def _time_between(pairs: Table, waits: pl.Series) -> Table:
 
 
 def list_steps(file: TraceFile, basis: str) -> Table:
-    """List the steps of a rank: rank, step, begin, time [ns], time_s [s], kept, and the reason if
+    """List the steps of a rank: rank, step, begin_ns, time_ns [ns], time_s [s], kept, and the reason if
     not kept."""
     check_threads()
     steps = find_iterations(file.events)
@@ -307,8 +307,8 @@ def list_steps(file: TraceFile, basis: str) -> Table:
         raise ValueError(
             f"basis is {basis!r}, which {escape(file.source)} does not have; leave basis out"
         )
-    rows.columns = ["step", "begin", "time", "allocations"]
-    times_median = pl.col("time") / pl.median("time")
+    rows.columns = ["step", "begin_ns", "time_ns", "allocations"]
+    times_median = pl.col("time_ns") / pl.median("time_ns")
     is_allocating = pl.col("allocations") > 0
     some_do_not = (pl.col("allocations") == 0).any()
     is_first_of_several = (pl.int_range(pl.len()) == 0) & (pl.len() > 2)
@@ -324,8 +324,8 @@ def list_steps(file: TraceFile, basis: str) -> Table:
     rows = rows.with_columns(reason=reason, rank=pl.lit(file.rank, pl.Int64))
     is_left_out = pl.col("reason") != ""
     kept = ~is_left_out | is_left_out.all()
-    rows = rows.with_columns(time_s=1e-9 * pl.col("time"), kept=kept)
-    return rows.select("rank", "step", "begin", "time", "time_s", "kept", "reason")
+    rows = rows.with_columns(time_s=1e-9 * pl.col("time_ns"), kept=kept)
+    return rows.select("rank", "step", "begin_ns", "time_ns", "time_s", "kept", "reason")
 
 
 def fill_time(file: TraceFile, work: Table, meetings: Table) -> Table:

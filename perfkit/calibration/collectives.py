@@ -258,7 +258,7 @@ def list_collectives(
         rank, index of its first kernel, iteration, group (its ranks, otherwise a name), ranks in
         it, order in group and iteration [-]; operation, nbytes (as nccl-tests counts) [B]; dtype;
         sent, received: elements to and from every rank of an uneven all_to_all [-]; time_s from the
-        start of its first kernel to the end of its last one [s]; members, ranks of the group where known [-]; even, the message of an even collective
+        start of its first kernel to the end of its last one [s]; members, ranks of the group where known [-]; even_bytes, the message of an even collective
         that takes as long: the rank with the most data limits an uneven one [B]; matched: ranks of
         the group that were read [-]; transfer_s, waiting_s [s]. transfer_s is the shortest time
         over the ranks, waiting_s the rest. Both are null where only one rank was read, or where the
@@ -309,7 +309,7 @@ def list_collectives(
     is_same = has_one_operation & has_equal_counts & (has_members | may_be_all)
     matched = pl.when(is_same).then(pl.col("rank").n_unique().over(same_call)).otherwise(1)
     transfer = pl.when(matched > 1).then(pl.col("time_s").min().over(same_call))
-    frame = frame.with_columns(even=_find_even_size(), matched=matched, transfer_s=transfer)
+    frame = frame.with_columns(even_bytes=_find_even_size(), matched=matched, transfer_s=transfer)
     # of a group without known members, which is all ranks that were read, these are its members
     ranks_read = sorted(file.rank or 0 for file in files)
     is_all = ~has_members & (pl.col("matched") == pl.col("ranks")) & (pl.col("matched") > 1)
@@ -366,14 +366,14 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
     check_threads()
     met = add_nodes(met, platform.network.ranks_per_node)
     was_read = (pl.col("matched") >= pl.col("ranks")) & (pl.col("matched") > 1)
-    is_whole = (was_read & (pl.col("even") > 0)).fill_null(False)
+    is_whole = (was_read & (pl.col("even_bytes") > 0)).fill_null(False)
     lost = []
     for name, count in _count_operations(met.filter(~is_whole)):
         lost.append(f"{count} {name}, of which not all ranks were read, or whose size is unknown")
     same_call = met.filter(is_whole).group_by("iteration", "group", "order", maintain_order=True)
     calls = same_call.agg(
         pl.first("operation", "ranks", "nodes", "ranks_of_node", "transfer_s"),
-        nbytes=pl.max("even"),
+        nbytes=pl.max("even_bytes"),
     )
     for name, count in _count_operations(calls.filter(pl.col("transfer_s") <= 0)):
         lost.append(f"{count} {name}, which took no time")

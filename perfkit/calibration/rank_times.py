@@ -132,7 +132,7 @@ def _find_windows(file: TraceFile, steps: Table) -> "Table | None":
         step="iteration", begin="ts", time=pl.col("ts").shift(-1) - pl.col("ts")
     )
     windows = steps.select("step").join(windows, on="step", how="left", maintain_order="left")
-    if windows["time"].null_count() or (windows["time"] <= 0).any():
+    if windows["time_ns"].null_count() or (windows["time_ns"] <= 0).any():
         return None
     return windows
 
@@ -150,7 +150,7 @@ def _time_steps(file: TraceFile, work: Table, collectives: Table, windows: Table
     is_waiting = (filled["role"] == "waiting").to_numpy()
     is_communication = (filled["role"] == "communication").to_numpy()
     steps = []
-    for begin, time in windows.select("begin", "time").iter_rows():
+    for begin, time in windows.select("begin_ns", "time_ns").iter_rows():
         own = account(filled, begin, begin + time) * _NS
         steps.append(
             _Step(time * _NS, float(own[is_waiting].sum()), float(own[is_communication].sum()))

@@ -43,6 +43,9 @@ _FAR = 2.5
 _STEP = 0.01
 _FIELDS = {own.name: own.default for own in fields(Strategy)}
 _SIZES = {own.name for own in fields(Transformer)} - {"family", *_FIELDS}
+#: Columns of a table of runs that perfkit has written, which is read as runs again; `predicted` is
+#: the former name of `predicted_s`.
+_WRITTEN = ("predicted_s", "left_out", "predicted")
 
 
 class _Group(NamedTuple):
@@ -188,7 +191,7 @@ class Tuning(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Columns as given; predicted [s]; left_out, the relative error of a fit without this run
+            Columns as given; predicted_s [s]; left_out, the relative error of a fit without this run
             [-].
         """
         return self.frame
@@ -209,8 +212,8 @@ class Tuning(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Columns as given; predicted, with low and high end of its 80 % interval [s]; ``beyond``,
-            settings outside of the fitted runs; ``gain``: if this run is measured too, the share by
+            Columns as given; predicted_s, with low_s and high_s, the ends of its 80 % interval [s];
+            ``beyond``, settings outside of the fitted runs; ``gain``: if this run is measured too, the share by
             which the variance of all these predictions falls, as far as it comes from the scales
             [-].
         """
@@ -230,7 +233,13 @@ class Tuning(Tabular):
         beyond = [", ".join(_list_strange(row, known, self.model)) for row in rows]
         texts = dict.fromkeys(text for text in beyond if text)
         warn_once(tuple(f"no run that was fitted has {text}; measure one" for text in texts), 3)
-        columns = {"predicted": times, "low": low, "high": high, "beyond": beyond, "gain": gain}
+        columns = {
+            "predicted_s": times,
+            "low_s": low,
+            "high_s": high,
+            "beyond": beyond,
+            "gain": gain,
+        }
         return _frame(rows, columns)
 
     def headline(self) -> str:
@@ -315,7 +324,7 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
         "spread": np.sqrt(np.diag(fit.covariance)),
         "before": width,
     }
-    frame = _frame(rows, {"predicted": np.exp(times), "left_out": np.exp(left_out) - 1})
+    frame = _frame(rows, {"predicted_s": np.exp(times), "left_out": np.exp(left_out) - 1})
     tuned = replace(scaled, context=context)
     return Tuning(tuned, frame, pl.DataFrame(scales), spread, model, fit.covariance)
 
@@ -352,7 +361,7 @@ def _read(runs: Any, model: Transformer) -> list[dict[str, Any]]:
     rows = read_records("runs", list_rows(runs, model))
     known = [*_FIELDS, *_SIZES, "execution", "stack", "seconds"]
     for name in _list_names(rows):
-        check_choice("column of runs", name, [*known, "predicted", "left_out"])
+        check_choice("column of runs", name, [*known, *_WRITTEN])
     settings = []
     for row in rows:
         stated = {name: row[name] for name in row if row[name] is not None and name in known}

@@ -288,7 +288,7 @@ class _Step:
         ranks = tuple(found["members"] or range(found["ranks"] or self.ranks))
         if ranks not in self.groups:
             self.groups.append(ranks)
-        sizes = OperationSizes(nbytes=found["even"] or 0.0, group=self.groups.index(ranks))
+        sizes = OperationSizes(nbytes=found["even_bytes"] or 0.0, group=self.groups.index(ranks))
         name = found["operation"]
         self.recorder.emit(name, "collective", name, module, sizes, [], [])
 

@@ -93,7 +93,7 @@ class Trace(Tabular):
         return float(sum(steps) / len(steps))
 
     def steps(self) -> Table:
-        """Steps of every rank: rank, step [-]; begin, time [ns], time_s [s]; kept, and the reason
+        """Steps of every rank: rank, step [-]; begin_ns, time_ns [ns], time_s [s]; kept, and the reason
         if not kept."""
         return pl.concat([list_steps(file, self.basis) for file in self.files])
 
@@ -157,7 +157,7 @@ class Trace(Tabular):
             starts, ends = spans["start"].to_numpy(), spans["end"].to_numpy()
             own = np.zeros(len(filled))
             times = np.zeros(len(filled))
-            for begin, time in windows.select("begin", "time").iter_rows():
+            for begin, time in windows.select("begin_ns", "time_ns").iter_rows():
                 # a trace of many steps has few works in each
                 is_near = (starts < begin + time) & (ends > begin)
                 near = account(spans.filter(pl.Series(is_near)), begin, begin + time)
@@ -219,20 +219,16 @@ class Trace(Tabular):
             As `Prediction.timeline`; each rank on its own clock.
         """
         check_choice("level", level, ("operation", "module", "stage"))
-        apart = (pl.col("time") - pl.mean("time").over("rank")).abs()
+        apart = (pl.col("time_ns") - pl.mean("time_ns").over("rank")).abs()
         near = (
             self._steps.filter("kept").sort(apart, maintain_order=True).unique("rank", keep="first")
         )
         frame = pl.concat(self._works).join(
-            near.select("rank", "begin", "time"), on="rank", maintain_order="left"
+            near.select("rank", "begin_ns", "time_ns"), on="rank", maintain_order="left"
         )
-        frame = frame.filter(
-            (pl.col("end") > pl.col("begin")) & (pl.col("start") < pl.col("begin") + pl.col("time"))
-        )
-        times = {
-            f"{end}_s": (pl.col(end) - pl.col("begin")).clip(0, pl.col("time")) * _NS
-            for end in ("start", "end")
-        }
+        begin, time = pl.col("begin_ns"), pl.col("time_ns")
+        frame = frame.filter((pl.col("end") > begin) & (pl.col("start") < begin + time))
+        times = {f"{end}_s": (pl.col(end) - begin).clip(0, time) * _NS for end in ("start", "end")}
         first = pl.when(pl.col("collective") >= 0).then("collective").otherwise("index")
         alone = pl.when(pl.col("operation") < 0).then(-1 - first).otherwise("operation")
         frame = frame.with_columns(stream="role", operation=alone, **times)
@@ -568,7 +564,7 @@ class Trace(Tabular):
         yield f"Where the time of rank {self.busiest} goes", self.breakdown()
         shown_ranks = 8 if len(self.files) > 1 else 0
         yield "For whom the others waited", self.stragglers("rank").head(shown_ranks)
-        yield "Steps", self._steps.drop("begin", "time")
+        yield "Steps", self._steps.drop("begin_ns", "time_ns")
         if self.has_device:
             yield "What would help most", self.fixes()
 

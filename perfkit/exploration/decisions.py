@@ -145,10 +145,10 @@ def scaling(
             {
                 "ranks": count,
                 "batch": size,
-                "time": r.time,
-                "low": low,
-                "high": high,
-                "needs": memory.total,
+                "time_s": r.time,
+                "low_s": low,
+                "high_s": high,
+                "needs_bytes": memory.total,
                 "samples_per_s": size / r.time,
                 "bottleneck": r.bottleneck,
                 "fits": memory.fits,
@@ -312,7 +312,7 @@ class _Run(NamedTuple):
 
     job: str
     ranks: int
-    time: float
+    time_s: float
     samples_per_s: float
     worth: float
 
@@ -366,7 +366,7 @@ def allocate(
     Returns
     -------
     table : polars.DataFrame
-        job, ranks [-], time [s], samples_per_s [1/s] and worth [-].
+        job, ranks [-], time_s [s], samples_per_s [1/s] and worth [-].
 
     Raises
     ------

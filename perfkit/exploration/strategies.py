@@ -76,6 +76,8 @@ _SHARED = ("tables", "mlps", "ranks")
 _SHARED_BY_NONE = {"tp": 1}
 #: Parts of the time of a DLRM: what limits its kernels, and the rest.
 _BOUNDS = (*dict.fromkeys(RESOURCES.values()), "communication", "host", "imbalance", "memory")
+#: What strategies take of memories.
+_MEMORY = ("needs", "reserve", "on_host")
 #: Schedules that are tried, with their chunks; 0 means chunks of one layer [-].
 _SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved", 0))
 #: What is computed again in all strategies that are tried; further forms under a stated memory.
@@ -211,13 +213,15 @@ class Exploration(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            time, low and high end of its 80 % interval [s]; needs, the memory of the fullest rank [B];
-            tokens_per_s [1/s]; ranks [-]; fields of `Strategy`; stack, the software; parts of the time,
-            see `perfkit.prediction.strategies.price_strategies` [s]; run, whether its passes were run,
-            in place of a closed form; spread [-]; and of a Transformer reserve, what its process takes
-            beside `needs`, which have to fit together [B]. For a DLRM:
-            ``tables``, how they are shared, instead of the fields; parts by what bounds them; and
-            samples_per_s. ``mlps`` says how all other weights are shared.
+            time_s, low_s and high_s, the ends of its 80 % interval [s]; needs_bytes, the memory of the
+            fullest rank [B]; tokens_per_s [1/s]; ranks [-]; fields of `Strategy`; stack, the software;
+            parts of the time, such as work_s and bubble_s, see
+            `perfkit.prediction.strategies.price_strategies` [s]; run, whether its passes were run,
+            in place of a closed form; spread [-]; and of a Transformer reserve_bytes, what its process
+            takes beside needs_bytes, which have to fit together, and on_host_bytes, what a rank takes
+            of the memory of its host [B]. For a DLRM: ``tables``, how they are shared, instead of the
+            fields; parts by what bounds them, such as memory_s; and samples_per_s. ``mlps`` says how all
+            other weights are shared.
         """
         from perfkit.ground.frames import ResultFrame  # imports polars
 
@@ -240,7 +244,7 @@ class Exploration(Tabular):
         """Strategies that no other one beats in time, memory and ranks together, the fastest
         first."""
         check_threads()
-        needs, ranks = self.frame["needs"].to_list(), self.frame["ranks"].to_list()
+        needs, ranks = self.frame["needs_bytes"].to_list(), self.frame["ranks"].to_list()
         kept: list[int] = []
         for place in range(len(needs)):
             is_beaten = any(
@@ -266,7 +270,7 @@ class Exploration(Tabular):
         points = []
         if self.yours is not None:
             points.append(self._make_point(self.yours.row) | {"is_yours": True})
-        front = self.front().sort("ranks", "needs")
+        front = self.front().sort("ranks", "needs_bytes")
         points += [self._make_point(row) for row in front.to_dicts()]
         return plots.strategy_front(
             points, title="The fastest strategies for each amount of memory", about=self.summary
@@ -279,10 +283,10 @@ class Exploration(Tabular):
         else:
             strategy = repr(_make_strategy(row))
         return {
-            "needs_bytes": row["needs"],
-            "time_s": row["time"],
-            "low_s": row["low"],
-            "high_s": row["high"],
+            "needs_bytes": row["needs_bytes"],
+            "time_s": row["time_s"],
+            "low_s": row["low_s"],
+            "high_s": row["high_s"],
             "ranks": row["ranks"],
             "label": _label_row(row, is_plan=bool(self.plans)),
             "strategy": strategy,
@@ -292,8 +296,8 @@ class Exploration(Tabular):
         """What a report shows, see `perfkit.ground.results.Sections`."""
         yield "", self.chart()
         front = self.front()
-        shown = front.sort("time").head(_SHOWN_OF_FRONT)
-        figures = ["time", "low", "high", "needs"]
+        shown = front.sort("time_s").head(_SHOWN_OF_FRONT)
+        figures = ["time_s", "low_s", "high_s", "needs_bytes"]
         others = ("tokens_per_s", "samples_per_s", "images_per_s", *_SHARED, *_FIELDS)
         varied = [name for name in others if name in shown.columns and shown[name].n_unique() > 1]
         heading = "Pareto front: nothing is faster with less memory and ranks"
@@ -312,7 +316,7 @@ class Exploration(Tabular):
         for name, row in (("fastest", best), ("yours", yours.row)):
             label = _label_row(row, is_plan=bool(self.plans))
             cells = [write_cell(column, float(row[column]), None) for column in figures]
-            longer = row["time"] / best["time"] - 1
+            longer = row["time_s"] / best["time_s"] - 1
             rows.append([name, label, *cells, f"{longer:.1%}" if longer else "–"])
         return rows
 
@@ -384,17 +388,18 @@ class Exploration(Tabular):
         parts = _BOUNDS if self.plans else PARTS
         shares = []
         for part in parts:
-            if best[part]:
-                shares.append(f"{_name_part(part)} {best[part] / best['time']:.1%}")
-        others = (self.frame["time"] <= best["high"]).sum() - 1
-        gain = self.doubled / best["time"] - 1
+            if best[f"{part}_s"]:
+                share = best[f"{part}_s"] / best["time_s"]
+                shares.append(f"{_name_part(part)} {share:.1%}")
+        others = (self.frame["time_s"] <= best["high_s"]).sum() - 1
+        gain = self.doubled / best["time_s"] - 1
         texts = [
             repr(self),
             "  " + ", ".join(shares),
             f"  others inside its interval, which may be faster: {others}; with twice the memory: {gain:+.1%}",
         ]
         if not self.plans and np.isfinite(self.room.reserved):
-            reserved = format_bytes(best["needs"] + best["reserve"])
+            reserved = format_bytes(best["needs_bytes"] + best["reserve_bytes"])
             texts.append(
                 f"  with its reserve a rank takes {reserved} of {self.room.describe_reserved()}"
             )
@@ -403,10 +408,10 @@ class Exploration(Tabular):
         if self.yours is not None:
             texts.append(f"  yours, {_name_way(self.yours.way)}: {self._compare(self.yours)}")
         if self.too_large is not None:
-            of_time = self.too_large.row["time"] / best["time"] - 1
+            of_time = self.too_large.row["time_s"] / best["time_s"] - 1
             texts.append(
                 f"  faster but too large: {_name_way(self.too_large.way)} {self.too_large.shortage}, "
-                f"{format_time(self.too_large.row['time'])} ({of_time:+.1%})"
+                f"{format_time(self.too_large.row['time_s'])} ({of_time:+.1%})"
             )
         others_run_on = self.frame["stack"].unique(maintain_order=True).to_list()
         others_run_on.remove(best["stack"])
@@ -426,26 +431,25 @@ class Exploration(Tabular):
         faster."""
         row = yours.row
         best = self.frame.row(0, named=True)
-        time = format_interval(row["time"], row["low"], row["high"])
-        longer = row["time"] / best["time"] - 1
-        faster = int((self.frame["time"] < row["time"]).sum())
+        time = format_interval(row["time_s"], row["low_s"], row["high_s"])
+        longer = row["time_s"] / best["time_s"] - 1
+        faster = int((self.frame["time_s"] < row["time_s"]).sum())
         if yours.shortage is not None:
             fit = f"does not fit, it {yours.shortage}"
         else:
-            fit = f"{format_bytes(row['needs'])} a rank"
+            fit = f"{format_bytes(row['needs_bytes'])} a rank"
         words = [time, fit, f"{longer:+.1%} beside the fastest"]
         parts = _BOUNDS if self.plans else PARTS
         if longer > 0:
-            grown = max(parts, key=lambda part: row[part] - best[part])
-            words[-1] += f", mostly {_name_part(grown)}"
+            words[-1] += f", mostly {_name_part(_find_growth(row, best, parts))}"
         words.append(f"{faster} of {len(self.frame)} that fit are faster")
         return ", ".join(words)
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         best = self.frame.row(0, named=True)
-        time = format_interval(best["time"], best["low"], best["high"])
-        needs = format_bytes(best["needs"])
+        time = format_interval(best["time_s"], best["low_s"], best["high_s"])
+        needs = format_bytes(best["needs_bytes"])
         chosen = (
             ", ".join(f"{key} {best[key]}" for key in _SHARED) if self.plans else f"{self.best}"
         )
@@ -484,7 +488,7 @@ def _find_goodput(
         pause = check_seconds("restart", restart, zero=True)
     shares = []
     for hours, iteration, ranks in zip(
-        training_hours, frame["time"].to_list(), frame["ranks"].to_list(), strict=True
+        training_hours, frame["time_s"].to_list(), frame["ranks"].to_list(), strict=True
     ):
         failures = plan_checkpoints(iteration, of_rank / ranks, stop, pause)
         with np.errstate(over="ignore"):  # failures faster than restarts: never done
@@ -718,9 +722,14 @@ def _compare(
     part of the time that grows most."""
     also = [f"{key} {other[key]}" for key in names if key != name and other[key] != best[key]]
     differs = f" ({', '.join(also)})" if also else ""
-    share = other["time"] / best["time"] - 1
-    grown = max(parts, key=lambda part: other[part] - best[part])
+    share = other["time_s"] / best["time_s"] - 1
+    grown = _find_growth(other, best, parts)
     return f"  {name} {other[name]} instead of {best[name]}{differs}: {share:+.1%}, mostly {_name_part(grown)}"
+
+
+def _find_growth(row: Mapping[str, Any], best: Mapping[str, Any], parts: Sequence[str]) -> str:
+    """The part of the time that is longer than that of the best strategy by most."""
+    return max(parts, key=lambda part: row[f"{part}_s"] - best[f"{part}_s"])
 
 
 def _name_part(part: str) -> str:
@@ -971,7 +980,12 @@ def _add_checkpoints(
 def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array]:
     """Columns of the table of all that was priced; the first ones are shown of a wide table."""
     low, high = find_interval(priced.time, priced.spread, 0.8)
-    columns = {"time": priced.time, "low": low, "high": high, "needs": priced.needs}
+    columns = {
+        "time_s": priced.time,
+        "low_s": low,
+        "high_s": high,
+        "needs_bytes": priced.needs,
+    }
     if isinstance(model, DLRM):
         columns["samples_per_s"] = model.batch / priced.time
     elif model.patch:
@@ -981,10 +995,20 @@ def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array
     for name in _SHOWN_FIRST:
         if name in priced.ways:
             columns[name] = priced.ways[name]
-    for further in (priced.ways, priced.parts):
-        for name, values in further.items():
-            columns.setdefault(name, values)
+    for name, values in priced.ways.items():
+        columns.setdefault(name, values)
+    for name, values in priced.parts.items():
+        columns.setdefault(_name_column(name), values)
     return columns
+
+
+def _name_column(price: str) -> str:
+    """Name of a column of the table, which ends with its unit."""
+    if price in PARTS or price in _BOUNDS:
+        return f"{price}_s"
+    if price in _MEMORY:
+        return f"{price}_bytes"
+    return price
 
 
 def _list_too_large(priced: _Priced, strategies: Sequence[Any], room: Room) -> list[str]:

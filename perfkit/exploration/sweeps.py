@@ -40,7 +40,9 @@ from perfkit.workloads.transformer import Transformer
 _NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "features")
 _LISTS = ("rows", "pooling", "bottom", "top")
 #: Columns of a sweep, and their value for a configuration without a time.
-_FOUND: dict[str, Any] = dict.fromkeys(("time", "low", "high", "needs", "samples_per_s"), np.nan)
+_FOUND: dict[str, Any] = dict.fromkeys(
+    ("time_s", "low_s", "high_s", "needs_bytes", "samples_per_s"), np.nan
+)
 _FOUND |= dict.fromkeys(("bottleneck", "fits", "error", "warnings"))
 #: Configurations of one task if they are priced together, and if one by one [-].
 _MANY, _FEW = 20_000, 8
@@ -71,7 +73,7 @@ class Sweep(Tabular):
     >>> import perfkit as pk
     >>> gpt = pk.Transformer.gpt2(vocabulary=50304, dtype="bf16")
     >>> pk.sweep(gpt, {"batch": [16, 32, 64], "sequence": [512, 1024]}, "a100-sxm-8").table().columns[:5]
-    ['batch', 'sequence', 'time', 'low', 'high']
+    ['batch', 'sequence', 'time_s', 'low_s', 'high_s']
     """
 
     report_title = "Predictions of many configurations"
@@ -88,15 +90,15 @@ class Sweep(Tabular):
         Returns
         -------
         table : polars.DataFrame
-            The columns that were varied; time, low and high end of its 80 % interval [s]; needs,
-            the memory of the fullest rank [B]; samples_per_s [1/s]; bottleneck; fits, whether the
+            The columns that were varied; time_s, low_s and high_s, the ends of its 80 % interval [s];
+            needs_bytes, the memory of the fullest rank [B]; samples_per_s [1/s]; bottleneck; fits, whether the
             memory suffices; error, why a configuration has no time.
         """
         from perfkit.ground.frames import ResultFrame  # imports polars
 
         return ResultFrame(self.frame)
 
-    def chart(self, x: str | None = None, y: str = "time") -> Picture:
+    def chart(self, x: str | None = None, y: str = "time_s") -> Picture:
         """Draw one column over another, with a line for each combination of the other columns.
 
         Parameters
@@ -133,7 +135,7 @@ class Sweep(Tabular):
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
-        times: Any = self.frame["time"].drop_nulls()
+        times: Any = self.frame["time_s"].drop_nulls()
         span = (
             f"{format_time(times.min())} to {format_time(times.max())}"
             if len(times)
@@ -256,7 +258,7 @@ def sweep(
     found = {}
     for name in _FOUND:
         found[name] = np.concatenate([part[name] for part in parts])[in_order]
-    priced = np.flatnonzero(np.isfinite(found["time"]))
+    priced = np.flatnonzero(np.isfinite(found["time_s"]))
     if not len(priced):
         raise ValueError(
             f"no configuration of the grid can be predicted; the first: {found['error'][0]}"
@@ -563,10 +565,10 @@ def _fill_in(
     """Fill in what was found of some configurations; `first` is the prediction of the first one."""
     low, high = find_interval(found["time"], found["spread"], 0.8)
     capacity = first.platform.memory_of_rank
-    out["time"][places] = found["time"]
-    out["low"][places] = low
-    out["high"][places] = high
-    out["needs"][places] = found["needs"]
+    out["time_s"][places] = found["time"]
+    out["low_s"][places] = low
+    out["high_s"][places] = high
+    out["needs_bytes"][places] = found["needs"]
     out["samples_per_s"][places] = batch / found["time"]
     out["bottleneck"][places] = found["bottleneck"]
     if capacity is not None:

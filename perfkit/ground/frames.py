@@ -6,7 +6,7 @@ from typing import Any
 
 import polars
 
-from perfkit.ground.results import write_cells
+from perfkit.ground.results import drop_unit, write_cells
 from perfkit.ground.units import format_table
 
 #: Most rows that are printed; of a longer frame the first ones are [-].
@@ -20,12 +20,15 @@ _LONGEST = 34
 class ResultFrame(polars.DataFrame):
     """A polars frame that prints its rows with units, in place of ``6.379674``.
 
-    Tables of results are such frames; make one of your own numbers, from what `polars.DataFrame` takes, to show them alike. Columns hold what they held, numbers in base units; a column ``unit`` stands in the cells of its row. A frame that others are made of by `select`,
-    `filter`, `sort`, `with_columns`, `head` or `tail` prints so, too; what is computed from it is a plain frame.
+    Tables of results are such frames; make one of your own numbers, from what `polars.DataFrame` takes, to show them alike.
+    Columns hold what they held, numbers in base units; a column ``unit`` stands in the cells of its row. The unit at
+    the end of a column's name stands in its cells, and no more in its head: ``time_s`` is ``time`` above ``44.5 ms``. A
+    frame that others are made of by `select`, `filter`, `sort`, `with_columns`, `head` or `tail` prints so, too; what is
+    computed from it is a plain frame.
 
     Examples
     --------
-    >>> ResultFrame({"name": ["a", "b"], "time": [0.0445, 6.38], "needs": [71.7e9, 1e9]})
+    >>> ResultFrame({"name": ["a", "b"], "time_s": [0.0445, 6.38], "needs_bytes": [71.7e9, 1e9]})
     name     time    needs
     a     44.5 ms  71.7 GB
     b      6.38 s     1 GB
@@ -39,7 +42,7 @@ class ResultFrame(polars.DataFrame):
         notes = []
         if self.height > len(cells) - 1:
             notes.append(f"the first {len(cells) - 1} of {self.height:,} rows")
-        hidden = cells[0][shown:]
+        hidden = self._list_shown()[shown:]
         if hidden:
             notes.append(f"more columns: {', '.join(hidden)}")
         if not notes:
@@ -66,9 +69,13 @@ class ResultFrame(polars.DataFrame):
     def _write_first(self) -> list[Sequence[str]]:
         """Cells of the rows that are shown, the heads first."""
         rows = self.height if self.height <= _MOST_ROWS else _FIRST_ROWS
-        names = [name for name in self.columns if name != "unit"]
-        # names as a program asks for them, in place of words
-        return [names, *write_cells(self[:rows])[1:]]
+        # names as a program asks for them, without units that stand in the cells
+        heads = [drop_unit(name) for name in self._list_shown()]
+        return [heads, *write_cells(self[:rows])[1:]]
+
+    def _list_shown(self) -> list[str]:
+        """Names of the columns that are shown: all but the unit."""
+        return [name for name in self.columns if name != "unit"]
 
     def select(self, *columns: Any, **named: Any) -> "ResultFrame":
         """The frame with these columns alone.

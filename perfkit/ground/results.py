@@ -35,12 +35,16 @@ Sections: TypeAlias = Iterator[tuple[str, Any]]
 #: Longest line of a note in an explanation [-].
 LINE = 100
 
-#: Units of columns whose names end so, of rates and of ratios of units.
+#: Units of columns whose names end so, and which cells have behind their numbers.
 _UNITS_OF_ENDINGS = {
     "_flop_per_s": "FLOP/s",
     "_bytes_per_s": "B/s",
     "_flop_per_byte": "FLOP/B",
+    "_bytes": "B",
+    "_s": "s",
 }
+#: Units of columns whose names are units.
+_UNITS_OF_COLUMNS = {"seconds": "s", "bytes": "B", "nbytes": "B"}
 
 
 def write_notes(label: str, texts: Sequence[str]) -> list[str]:
@@ -196,27 +200,34 @@ def name_column(column: str) -> str:
     >>> name_column("samples_per_s"), name_column("exposed_s")
     ('samples a second', 'exposed')
     """
+    return drop_unit(column).replace("per_s", "a second").replace("_", " ")
+
+
+def drop_unit(column: str) -> str:
+    """Name of a column without the unit at its end, for heads of columns whose cells have it.
+
+    Examples
+    --------
+    >>> drop_unit("time_s"), drop_unit("busbw_bytes_per_s"), drop_unit("tokens_per_s")
+    ('time', 'busbw', 'tokens_per_s')
+    """
+    ending = _find_ending(column)
+    return column if ending is None else column.removesuffix(ending)
+
+
+def _find_ending(column: str) -> str | None:
+    """The end of a column's name that says the unit of its cells; None where these are plain
+    numbers, as counts in a second are."""
     for ending in _UNITS_OF_ENDINGS:
-        column = column.removesuffix(ending)
-    return (
-        column.replace("per_s", "a second")
-        .removesuffix("_s")
-        .removesuffix("_bytes")
-        .replace("_", " ")
-    )
-
-
-def _find_unit(column: str) -> str | None:
-    """Unit at the end of the name of a column of rates; None for other columns."""
-    for ending, unit in _UNITS_OF_ENDINGS.items():
-        if column.endswith(ending):
-            return unit
+        is_count = ending == "_s" and column.endswith("_per_s")
+        if column.endswith(ending) and not is_count:
+            return ending
     return None
 
 
 def write_cell(column: str, value: Any, unit: str | None) -> str:
     """Write a value in the unit of its row, or in the unit at the end of the column's name."""
-    ending = column.removesuffix("_per_s").rpartition("_")[2]
+    ending = column.rpartition("_")[2]
     if value is None or value != value or isinstance(value, bool):
         return "✗✓"[value] if isinstance(value, bool) else "–"
     if not isinstance(value, float):
@@ -226,10 +237,13 @@ def write_cell(column: str, value: Any, unit: str | None) -> str:
     if ending == "ratio":
         unit = "-"
     elif unit is None:
-        unit = _find_unit(column)
-    if (unit or ending) in ("s", "seconds", "time", "low", "high"):
+        unit = _UNITS_OF_COLUMNS.get(column)
+        ending_with_unit = _find_ending(column)
+        if ending_with_unit is not None:
+            unit = _UNITS_OF_ENDINGS[ending_with_unit]
+    if unit == "s":
         return format_time(value)
-    if (unit or ending) in ("B", "bytes", "nbytes", "needs"):
+    if unit == "B":
         return format_bytes(value)
     number = f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
     return format_rate(value, unit) if unit and unit != "-" else number

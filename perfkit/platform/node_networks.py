@@ -183,7 +183,7 @@ def fabrics() -> Table:
             "gpus": fabric.gpus,
             "adapters": fabric.adapters,
             "rate_Gbps": fabric.rate.value * _GIGABITS,
-            "bandwidth_Bps": fabric.bandwidth.value,
+            "bandwidth_bytes_per_s": fabric.bandwidth.value,
             "latency_s": None if fabric.latency is None else fabric.latency.value,
             "source": fabric.rate.source,
         }

@@ -29,8 +29,17 @@ class _Quantity(NamedTuple):
 
 
 _QUANTITIES = {
-    "time": _Quantity("Time of an iteration", "s"),
-    "needs": _Quantity("Memory of the fullest rank", "B"),
+    "time_s": _Quantity("Time of an iteration", "s"),
+    "needs_bytes": _Quantity("Memory of the fullest rank", "B"),
+}
+
+
+#: Names of columns by those of frames that were saved before names ended with units.
+_FORMER_NAMES = {
+    "time": "time_s",
+    "low": "low_s",
+    "high": "high_s",
+    "needs": "needs_bytes",
 }
 
 
@@ -39,7 +48,7 @@ def sweep_lines(
     frame: Frame,
     *,
     x: str,
-    y: str = "time",
+    y: str = "time_s",
     series: Sequence[str] = (),
     title: str = "",
     about: str = "",
@@ -49,8 +58,8 @@ def sweep_lines(
     Parameters
     ----------
     frame : frame or list of dict
-        A row for each configuration. A ``time`` [s] may have ends of its interval, ``low`` and
-        ``high``.
+        A row for each configuration. A ``time_s`` may have ends of its interval, ``low_s`` and
+        ``high_s`` [s]. Frames with the former names ``time``, ``low``, ``high`` and ``needs`` are drawn, too.
     x, y : str
         Columns. Numbers have a logarithmic axis, shares a linear one from 0 to 1, and names stand
         side by side.
@@ -68,7 +77,9 @@ def sweep_lines(
     check_type("about", about, str)
     check_type("x", x, str)
     check_type("y", y, str)
-    rows = [row for row in canvas.read_rows(frame) if canvas.is_above_zero(row.get(y))]
+    read = canvas.read_rows(frame)
+    x, y = _find_column(x, read), _find_column(y, read)
+    rows = [row for row in map(_rename_columns, read) if canvas.is_above_zero(row.get(y))]
     for row in rows:
         row["series"] = _name_series(row, series)
         if isinstance(row[x], list):  # such as the rows of all tables
@@ -82,14 +93,29 @@ def sweep_lines(
     shown = canvas.tips(*texts, **{y: ".3s"})
     lines = canvas.draw(rows).mark_line(strokeWidth=2)
     layers = [lines.encode(x=across, y=tall, color=looks.color)]
-    if y == "time":
+    if y == "time_s":
         intervals = canvas.draw_ranges(
-            rows, across, tall, looks.color, along="y", low="low", high="high"
+            rows, across, tall, looks.color, along="y", low="low_s", high="high_s"
         )
         layers.append(intervals)
     layers.append(canvas.draw_points(rows, across, tall, looks, shown))
     heading = alt.Title(title, subtitle=about) if about else title
     return LayerChart(layer=layers).properties(width=460, height=300, title=heading)
+
+
+def _find_column(name: str, rows: Sequence[Row]) -> str:
+    """The name of a column today; of a column of the frame that has no other name, its own."""
+    today = _FORMER_NAMES.get(name, name)
+    is_there = any(today in _rename_columns(row) for row in rows)
+    return today if is_there else name
+
+
+def _rename_columns(row: Row) -> Row:
+    """A row whose columns have the names of today."""
+    renamed = {}
+    for name, value in row.items():
+        renamed[_FORMER_NAMES.get(name, name)] = value
+    return renamed
 
 
 def _name_series(row: Row, columns: Sequence[str]) -> str:
@@ -122,7 +148,7 @@ def _make_y_axis(rows: Sequence[Row], column: str) -> alt.Y:
     """A linear axis from 0 to 1 for shares, a logarithmic one for others, with room for
     intervals."""
     quantity = _describe_column(column)
-    columns = ("time", "low", "high") if column == "time" else (column,)
+    columns = ("time_s", "low_s", "high_s") if column == "time_s" else (column,)
     ends = [row[name] for row in rows for name in columns if row.get(name)]
     if column in _SHARES:
         scale = alt.Scale(domain=[0, max([1.0, *ends])])

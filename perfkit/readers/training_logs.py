@@ -89,7 +89,7 @@ class TrainingLog(Tabular):
         ``nemo``, ``maxtext``, ``megatron-bridge`` or ``nanogpt``.
     steps : polars.DataFrame
         A row for each printed step: iteration; seconds of an iteration [s]; iterations that it is the
-        mean of; batch; tokens_per_s_per_gpu, flop_per_s_per_gpu, mfu and memory [B] where they are
+        mean of; batch; tokens_per_s_per_gpu, flop_per_s_per_gpu, mfu and memory_bytes [B] where they are
         printed; line; left_out, why it does not count, null where it does.
     configuration : dict of str to value
         What the log states of its run, by its own names.
@@ -665,8 +665,9 @@ def _make_steps(
         "iterations": spans,
         "batch": batches,
     }
-    for key in ("tokens_per_s_per_gpu", "flop_per_s_per_gpu", "mfu", "memory"):
+    for key in ("tokens_per_s_per_gpu", "flop_per_s_per_gpu", "mfu"):
         columns[key] = [getattr(line, key) for line in lines]
+    columns["memory_bytes"] = [line.memory for line in lines]
     columns["line"] = [line.line for line in lines]
     columns["left_out"] = reasons
     schema = {key: pl.Float64 for key in columns} | {
@@ -814,7 +815,7 @@ def _summarize(name: str, steps: Table, run: LoggedRun, reported: float | None) 
     seconds = counted["seconds"].to_numpy()
     low, middle, high = np.quantile(seconds, [0.16, 0.5, 0.84]).tolist()
     memory = reported
-    printed_memory = counted["memory"].drop_nulls().to_numpy()
+    printed_memory = counted["memory_bytes"].drop_nulls().to_numpy()
     if len(printed_memory):
         memory = float(printed_memory.max())
     batch, sequence = run.model.get("batch"), run.model.get("sequence")

@@ -507,10 +507,10 @@ class Graph(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            One row per operation; sizes as in `perfkit.workloads.columns.FEATURES`, ``traffic`` in bytes.
+            One row per operation; sizes as in `perfkit.workloads.columns.FEATURES`, and traffic_bytes [B].
         """
         import polars
 
         labels = polars.DataFrame(self.labels, list(Label._fields), orient="row")
         sizes = {name: self.column(name) for name in FEATURES}
-        return labels.hstack(polars.DataFrame(sizes | {"traffic": self.traffic}))
+        return labels.hstack(polars.DataFrame(sizes | {"traffic_bytes": self.traffic}))
