@@ -50,7 +50,7 @@ def _ask_perfkit(questions: Sequence[tuple[int, int]]) -> Sequence[float]:
     grid = pl.DataFrame(questions, schema=["batch", "sequence"], orient="row")
     grid = grid.with_columns(dtype=pl.lit("bf16"))
     sweep = pk.sweep(pk.Transformer.gpt2, grid, "a100-sxm-8", progress=False)
-    return sweep.frame["time"].to_list()
+    return sweep.frame["time_s"].to_list()
 
 
 def _each(ask: Callable[..., float]) -> _Ask:

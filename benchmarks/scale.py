@@ -623,8 +623,11 @@ def judge_tuned(rows: Sequence[Row], how: str, draws: int = 10, runs: int = 30) 
         fitted = [known[place] for place in rng.permutation(len(known))[:runs]]
         with keep_quiet():
             tuning = tune(first.model, platform, fitted)
-            frame = tuning.price(unseen).rename({"seconds": "measured"})
-        judged += frame.select("predicted", "measured", "low", "high").to_dicts()
+            frame = tuning.price(unseen)
+        columns = frame.select(
+            predicted="predicted_s", measured="seconds", low="low_s", high="high_s"
+        )
+        judged += columns.to_dicts()
         expected.append(100 * tuning.error)
     return {
         "steps": first.source,

@@ -136,12 +136,12 @@ def compare_kernels() -> list[Row]:
 def find_errors(platform: pk.Platform, met: pl.DataFrame) -> tuple[Array, float]:
     """Size of predicted / measured - 1 of every collective, and the share inside 80 % intervals."""
     groups = met.group_by("iteration", "group", "order", maintain_order=True)
-    calls = groups.agg(pl.first("operation", "ranks", "transfer_s"), pl.max("even"))
+    calls = groups.agg(pl.first("operation", "ranks", "transfer_s"), pl.max("even_bytes"))
     errors, inside = [], []
     with keep_quiet():
         for row in calls.to_dicts():
             measured = row["transfer_s"]
-            estimate = platform.collective(row["operation"], row["even"], ranks=row["ranks"])
+            estimate = platform.collective(row["operation"], row["even_bytes"], ranks=row["ranks"])
             low, high = estimate.interval()[:2]
             errors.append(estimate.time / measured - 1)
             inside.append(low <= measured <= high)

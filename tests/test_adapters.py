@@ -198,8 +198,8 @@ def test_explore_and_predict_agree_with_adapters() -> None:
     for strategy in STRATEGIES:
         row = rows[strategy.zero, strategy.micro_batch, strategy.checkpoint]
         one = pk.predict(model, "a100-sxm-8", strategy=strategy)
-        assert row["time"] == pytest.approx(one.time, rel=0.002)
-        assert row["needs"] == pytest.approx(one.memory().total, rel=0.035)
+        assert row["time_s"] == pytest.approx(one.time, rel=0.002)
+        assert row["needs_bytes"] == pytest.approx(one.memory().total, rel=0.035)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -220,13 +220,13 @@ def test_closed_forms_know_that_gradients_end_in_the_first_layer(zero: int, modu
     strategy = pk.Strategy(dp=8, zero=zero, micro_batch=4)
     one = pk.predict(model, "a100-sxm-8", strategy=strategy)
     found = pk.explore(model, "a100-sxm-8", ranks=8, strategies=[strategy], memory=1e15)
-    assert found.table()["time"][0] == pytest.approx(one.time, rel=0.003)
+    assert found.table()["time_s"][0] == pytest.approx(one.time, rel=0.003)
 
 
 def test_a_single_layer_may_have_attention_without_gradients() -> None:
     model = pk.Transformer.bert(**{**SMALL, "layers": 1}, lora_rank=8, lora_modules=["o_proj"])
     table = pk.explore(model, "a100-sxm-8", ranks=8, strategies=[pk.Strategy(dp=8)]).table()
-    assert table["time"][0] > 0.0
+    assert table["time_s"][0] > 0.0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -247,8 +247,8 @@ def test_the_event_loop_agrees_with_adapters() -> None:
             .table()
             .iter_rows(named=True)
         )
-        assert row["time"] == pytest.approx(one.time, rel=0.027)
-        assert row["needs"] == pytest.approx(one.memory().total, rel=0.03)
+        assert row["time_s"] == pytest.approx(one.time, rel=0.027)
+        assert row["needs_bytes"] == pytest.approx(one.memory().total, rel=0.03)
 
 
 @pytest.mark.parametrize(

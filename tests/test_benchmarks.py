@@ -400,7 +400,7 @@ def test_perfkit_answers_peers_as_it_predicts(peer_rows: list[dict[str, Any]]) -
     large = Transformer.preset("gpt3-175b", batch=1536, dtype="bf16", mixed=True, fused=True)
     strategy = Strategy(tp=8, pp=8, dp=16, zero=1, sequence_parallel=True)
     explored = explore(large, "a100-sxm-8x128", strategies=[strategy], memory=1e12)
-    assert peer_rows[2]["answer_s"] == pytest.approx(explored.table()["time"][0])
+    assert peer_rows[2]["answer_s"] == pytest.approx(explored.table()["time_s"][0])
 
 
 @pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
@@ -567,7 +567,7 @@ def test_collectives_of_traces_are_judged_call_by_call() -> None:
         "ranks": 8,
         "matched": 8,
         "members": list(range(8)),
-        "even": 1e8,
+        "even_bytes": 1e8,
         "transfer_s": time,
     }
     first = pl.DataFrame([{**call, "order": 0}])

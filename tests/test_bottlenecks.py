@@ -131,7 +131,7 @@ def test_a_sweep_names_the_bottleneck_of_each_prediction(
     options = {"ranks": ranks, "execution": execution}
     swept = pk.sweep(build, {"batch": batches}, platform, progress=False, **options).table()
     alone = [pk.predict(build(batch), platform, **options) for batch in batches]
-    assert swept["time"].to_list() == pytest.approx([r.time for r in alone])
+    assert swept["time_s"].to_list() == pytest.approx([r.time for r in alone])
     assert swept["bottleneck"].to_list() == [r.bottleneck for r in alone]
 
 

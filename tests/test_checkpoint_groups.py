@@ -172,5 +172,5 @@ def test_a_search_takes_groups_where_an_input_of_each_layer_is_too_much() -> Non
     whole = price_strategies(
         deep, GPU, pk.Strategy.stack([replace(found.best, checkpoint_group=1)]), near=0.0
     )
-    assert row["needs"] + row["reserve"] <= 27e9 < whole["needs"][0]
-    assert row["time"] > whole["time"][0]
+    assert row["needs_bytes"] + row["reserve_bytes"] <= 27e9 < whole["needs"][0]
+    assert row["time_s"] > whole["time"][0]

@@ -195,10 +195,10 @@ def test_closed_forms_price_pieces_as_the_event_loop_does(
         closed_whole = pk.explore(
             whole, CLUSTER, strategies=[strategy], execution=execution, memory=1e13
         ).table()
-    assert closed["time"][0] == pytest.approx(run.time, rel=0.01)
+    assert closed["time_s"][0] == pytest.approx(run.time, rel=0.01)
     # the two differ by as much without pieces
-    more = closed["needs"][0] - run.memory().total
-    assert more == pytest.approx(closed_whole["needs"][0] - plain.memory().total, abs=1e6)
+    more = closed["needs_bytes"][0] - run.memory().total
+    assert more == pytest.approx(closed_whole["needs_bytes"][0] - plain.memory().total, abs=1e6)
     assert abs(more) < 0.015 * run.memory().total
 
 
@@ -242,4 +242,4 @@ def test_batches_of_a_sweep_are_cut_alike() -> None:
     with keep_quiet():
         swept = pk.sweep(model, {"batch": [16, 32, 48]}, CLUSTER, ranks=8)
         alone = pk.predict(replace(model, batch=32), CLUSTER, ranks=8)
-    assert swept.table()["time"][1] == pytest.approx(alone.time)
+    assert swept.table()["time_s"][1] == pytest.approx(alone.time)

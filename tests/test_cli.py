@@ -836,7 +836,7 @@ def test_runs_of_a_file_tune_a_platform(capsys: Any) -> None:
     priced = perfkit.explore(model, slower, [8, 4, 2], strategies=strategies)
     for strategy, size in ways:
         row = priced.table().filter(dp=strategy, micro_batch=size).to_dicts()[0]
-        lines.append(f"{strategy},{size},{row['time']}")
+        lines.append(f"{strategy},{size},{row['time_s']}")
     Path("runs.csv").write_text("\n".join(lines))
     assert main(f"tune runs.csv {SMALL} --platform a100-sxm-8 --out tuned.toml".split()) == 0
     said = capsys.readouterr().out

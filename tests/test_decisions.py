@@ -162,7 +162,7 @@ def test_scaling_is_what_predicting_each_gives(work: Any, strong: bool) -> None:
         batch = 64 if strong else 4 * ranks
         predictions.append(pk.predict(SMALL(batch=batch), "h100-sxm-8x2", ranks=ranks))
     rates = [prediction.throughput["samples"] for prediction in predictions]
-    assert table["time"].to_list() == [prediction.time for prediction in predictions]
+    assert table["time_s"].to_list() == [prediction.time for prediction in predictions]
     assert table["samples_per_s"].to_list() == rates
 
     rate_of_a_rank = rates[0] / 2

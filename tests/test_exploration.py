@@ -28,13 +28,14 @@ def test_what_fits_is_ranked_and_priced_as_alone() -> None:
     found = pk.explore(GPT, "a100-sxm-8x2", [8, 16], memory=40e9)
     frame = found.table()
     assert 20 < len(frame) < found.tried
-    assert (frame["needs"] + frame["reserve"]).max() <= 40e9
-    assert frame["time"].is_sorted()
+    assert (frame["needs_bytes"] + frame["reserve_bytes"]).max() <= 40e9
+    assert frame["time_s"].is_sorted()
     assert set(frame["ranks"]) == {8, 16}
-    assert (frame["low"] < frame["time"]).all()
-    assert frame.select(PARTS).sum_horizontal().to_list() == pytest.approx(frame["time"].to_list())
+    assert (frame["low_s"] < frame["time_s"]).all()
+    parts = frame.select([f"{part}_s" for part in PARTS])
+    assert parts.sum_horizontal().to_list() == pytest.approx(frame["time_s"].to_list())
     alone = price_strategies(GPT, pk.load_platform("a100-sxm-8x2"), pk.Strategy.stack([found.best]))
-    assert float(alone["time"][0]) == pytest.approx(frame["time"][0])
+    assert float(alone["time"][0]) == pytest.approx(frame["time_s"][0])
     assert found.best.ranks == 16
 
 
@@ -67,7 +68,7 @@ def test_strategies_without_products_on_tensor_cores_are_priced() -> None:
 
 
 def test_the_front_holds_what_nothing_beats_in_time_memory_and_ranks(both: pk.Exploration) -> None:
-    names = ["time", "needs", "ranks"]
+    names = ["time_s", "needs_bytes", "ranks"]
     rows = both.table().select(names).rows()
     front = both.front().select(names).rows()
 
@@ -100,10 +101,10 @@ def read_labels(chart: Any) -> list[str]:
 def test_the_chart_shows_the_front(both: pk.Exploration) -> None:
     chart = both.chart().to_dict()
     front = both.front()
-    fastest = dict(front.group_by("ranks").agg(pl.min("time")).rows())
+    fastest = dict(front.group_by("ranks").agg(pl.min("time_s")).rows())
     expected = [
         row
-        for row in front.select("needs", "time", "ranks").rows()
+        for row in front.select("needs_bytes", "time_s", "ranks").rows()
         if row[1] <= 4 * fastest[row[2]]
     ]
     shown = [(row["needs_bytes"], row["time_s"], row["ranks"]) for row in read_points(chart)]
@@ -130,13 +131,13 @@ def test_yours_stands_beside_the_fastest() -> None:
     assert found.yours.way == yours
     with keep_quiet():
         predicted = pk.predict(GPT, "h100-sxm-8", strategy=yours)
-    assert found.yours.row["time"] == pytest.approx(predicted.time, rel=0.05)
+    assert found.yours.row["time_s"] == pytest.approx(predicted.time, rel=0.05)
     assert found.yours.shortage is None
     assert "yours: fsdp · full ckpt" in read_labels(found.chart().to_dict())
     line = next(line for line in found.explain().splitlines() if line.startswith("  yours"))
-    longer = found.yours.row["time"] / found.table()["time"][0] - 1
+    longer = found.yours.row["time_s"] / found.table()["time_s"][0] - 1
     assert f"{longer:+.1%} beside the fastest" in line
-    faster = (found.table()["time"] < found.yours.row["time"]).sum()
+    faster = (found.table()["time_s"] < found.yours.row["time_s"]).sum()
     assert f"{faster} of {len(found.table())} that fit are faster" in line
     headings = [heading for heading, _ in found.sections()]
     assert "Yours beside the fastest" in headings
@@ -172,7 +173,7 @@ def test_yours_that_does_not_fit_says_so_and_one_that_does_not_divide_is_refused
 def test_a_faster_strategy_that_is_too_large_is_named(both: pk.Exploration) -> None:
     assert both.too_large is not None
     assert both.too_large.shortage is not None
-    assert both.too_large.row["time"] == pytest.approx(both.doubled, rel=0.05)
+    assert both.too_large.row["time_s"] == pytest.approx(both.doubled, rel=0.05)
     assert "faster but too large: Strategy(" in both.explain()
     roomy = pk.explore(GPT, "h100-sxm-8", 8, memory=10e12)
     assert roomy.too_large is None
@@ -196,9 +197,9 @@ def test_the_report_shows_what_decides(both: pk.Exploration) -> None:
     platforms = [part.name for part in parts if isinstance(part, pk.Platform)]
     assert platforms == ["a100-sxm-8x2 by datasheet"]
     columns = next(part.columns for part in parts if hasattr(part, "columns"))
-    assert columns[:4] == ["time", "low", "high", "needs"]
+    assert columns[:4] == ["time_s", "low_s", "high_s", "needs_bytes"]
     assert "tp" in columns
-    assert "work" not in columns
+    assert "work_s" not in columns
 
 
 def test_the_chart_names_plans_and_ways_to_share_mlps() -> None:
@@ -215,12 +216,12 @@ def test_the_chart_names_plans_and_ways_to_share_mlps() -> None:
 def test_days_and_money_of_a_training(both: pk.Exploration) -> None:
     costs = both.cost(2.0, tokens=1e11)
     best = both.table().row(0, named=True)
-    fastest = costs.sort("time").row(0, named=True)
-    assert fastest["days"] == pytest.approx(1e11 / (64 * 2048) * best["time"] / 86400)
+    fastest = costs.sort("time_s").row(0, named=True)
+    assert fastest["days"] == pytest.approx(1e11 / (64 * 2048) * best["time_s"] / 86400)
     assert fastest["cost"] == pytest.approx(2.0 * fastest["days"] * 24 * fastest["ranks"])
     assert costs["cost"].is_sorted()
-    used = both.table()["time"] * both.table()["ranks"]
-    assert costs["time"][0] * costs["ranks"][0] == used.min()
+    used = both.table()["time_s"] * both.table()["ranks"]
+    assert costs["time_s"][0] * costs["ranks"][0] == used.min()
 
 
 def test_words_say_why_the_best_one_is_best(both: pk.Exploration) -> None:
@@ -232,13 +233,13 @@ def test_words_say_why_the_best_one_is_best(both: pk.Exploration) -> None:
     parts_line = text.split("\n")[1]
     for part in PARTS:
         word = WORDS_OF_PARTS.get(part, part)
-        takes_time = best[part] > 0
+        takes_time = best[f"{part}_s"] > 0
         assert (f" {word} " in parts_line) == takes_time
 
 
 def test_words_say_how_many_others_may_be_faster(both: pk.Exploration) -> None:
     best = both.table().row(0, named=True)
-    near = both.table().filter(pl.col("time") <= best["high"]).height - 1
+    near = both.table().filter(pl.col("time_s") <= best["high_s"]).height - 1
     assert near > 1
     line = both.explain().split("\n")[2]
     beginning = f"  others inside its interval, which may be faster: {near}; with twice "
@@ -248,9 +249,9 @@ def test_words_say_how_many_others_may_be_faster(both: pk.Exploration) -> None:
 
 
 def test_words_say_what_twice_the_memory_gives(both: pk.Exploration) -> None:
-    more = pk.explore(GPT, "a100-sxm-8x2", [8, 16], memory=160e9).table()["time"][0]
+    more = pk.explore(GPT, "a100-sxm-8x2", [8, 16], memory=160e9).table()["time_s"][0]
     assert both.doubled == pytest.approx(more)
-    gain = more / both.table()["time"][0] - 1
+    gain = more / both.table()["time_s"][0] - 1
     assert f"memory: {gain:+.1%}" in both.explain().split("\n")[2]
 
 
@@ -269,7 +270,7 @@ def test_words_name_the_best_with_another_share_of_tensors(both: pk.Exploration)
         if name != "tp" and other[name] != best[name]:
             changed[name] = str(other[name])
     assert named == changed
-    longer = other["time"] / best["time"] - 1
+    longer = other["time_s"] / best["time_s"] - 1
     assert line.endswith(f"): {longer:+.1%}, mostly TP communication")
 
 
@@ -314,13 +315,13 @@ def test_the_best_plan_is_that_of_all_placements() -> None:
     with keep_quiet():
         least = min(pk.predict(WIDE_DLRM, "h100-sxm-8", ranks=2, plan=plan).time for plan in plans)
         one = pk.predict(WIDE_DLRM, "h100-sxm-8", ranks=2, plan=found.plans[0])
-    assert all_plans.table()["time"][0] == pytest.approx(least, rel=1e-9)
-    assert least <= found.table()["time"][0] <= 1.01 * least
+    assert all_plans.table()["time_s"][0] == pytest.approx(least, rel=1e-9)
+    assert least <= found.table()["time_s"][0] <= 1.01 * least
     row = found.table().row(0, named=True)
     assert found.best == found.plans[0]
-    assert row["time"] == pytest.approx(one.time)
-    assert (row["low"], row["high"]) == pytest.approx(one.interval())
-    assert row["needs"] == one.memory().total
+    assert row["time_s"] == pytest.approx(one.time)
+    assert (row["low_s"], row["high_s"]) == pytest.approx(one.interval())
+    assert row["needs_bytes"] == one.memory().total
     assert row["samples_per_s"] == pytest.approx(16384 / one.time)
 
 
@@ -344,25 +345,25 @@ def test_plans_that_do_not_fit_are_not_ranked(plans_of_nodes: Any) -> None:
     frame, text = found.table(), found.explain()
     assert kinds <= {*frame["tables"]}
     assert {*frame["ranks"]} == {4, 16}
-    assert frame["time"].round(12).is_sorted()
+    assert frame["time_s"].round(12).is_sorted()
     assert "table_row_wise" in {*frame.filter(pl.col("ranks") == 16)["tables"]}
     assert "tables searched instead of row_wise" in text
     assert "ranks 4 instead of 16" in text
     parts = frame.select(
-        "GEMM",
-        "embedding",
-        "communication",
-        "memory",
-        "host",
-        "imbalance",
-        "attention",
-        "convolution",
-        "transfer",
+        "GEMM_s",
+        "embedding_s",
+        "communication_s",
+        "memory_s",
+        "host_s",
+        "imbalance_s",
+        "attention_s",
+        "convolution_s",
+        "transfer_s",
     )
-    assert parts.sum_horizontal().to_list() == pytest.approx(frame["time"].to_list())
+    assert parts.sum_horizontal().to_list() == pytest.approx(frame["time_s"].to_list())
     less = pk.explore(WIDE_DLRM, "h100-sxm-8x2", [4, 16], memory=3e9)
     assert 0 < len(less.table()) < less.tried
-    assert (less.table()["needs"] <= 3e9).all()
+    assert (less.table()["needs_bytes"] <= 3e9).all()
     assert "data_parallel" not in {*less.table()["tables"]}
 
 
@@ -394,11 +395,11 @@ def test_mlps_are_shared_with_the_best_plans_of_tables() -> None:
     with keep_quiet():
         one = pk.predict(large, "a100-sxm-8x2", ranks=16, plan=found.best)
     assert found.best.mlps
-    assert one.time == pytest.approx(frame["time"][0])
+    assert one.time == pytest.approx(frame["time_s"][0])
     shown = next(part for heading, part in found.sections() if heading)
     assert len({*shown["tables"]}) > 1
     assert "ranks" not in shown.columns
-    copied = frame.filter(pl.col("mlps") == "copied")["needs"].min()
+    copied = frame.filter(pl.col("mlps") == "copied")["needs_bytes"].min()
     less = pk.explore(large, "a100-sxm-8x2", strategies=found.plans, memory=0.9 * copied).table()
     assert 0 < len(less) < len(frame)
     assert "copied" not in {*less["mlps"]}
@@ -498,10 +499,10 @@ def test_graphs_leave_out_the_host() -> None:
         graphs = pk.explore(gpt, "h100-sxm-8", strategies=[strategy], execution="graphs").table()
         with keep_quiet():
             events = pk.predict(gpt, "h100-sxm-8", strategy=strategy, execution="graphs")
-        assert graphs["host"][0] == pytest.approx(0.0, abs=1e-12)
-        assert eager["host"][0] > 1e-3
-        assert graphs["time"][0] < eager["time"][0]
-        assert graphs["time"][0] == pytest.approx(events.time, rel=0.01)
+        assert graphs["host_s"][0] == pytest.approx(0.0, abs=1e-12)
+        assert eager["host_s"][0] > 1e-3
+        assert graphs["time_s"][0] < eager["time_s"][0]
+        assert graphs["time_s"][0] == pytest.approx(events.time, rel=0.01)
 
 
 def test_warnings_are_those_of_the_best_plan() -> None:
@@ -526,7 +527,7 @@ def test_short_sequences_are_tried_in_larger_micro_batches(short: pk.Transformer
     by_hand = pk.Strategy(dp=8, zero=1, micro_batch=64)
     with keep_quiet():
         time_by_hand = pk.predict(short, "h100-sxm-8", strategy=by_hand).time
-    assert found.table()["time"][0] <= 1.01 * time_by_hand
+    assert found.table()["time_s"][0] <= 1.01 * time_by_hand
     assert found.best.micro_batch > 16
 
 
@@ -567,12 +568,12 @@ def test_where_nothing_fits_an_offload_of_the_smallest_strategy_is_named() -> No
     offloaded = pk.Strategy(
         tp=8, checkpoint="full", sequence_parallel=True, zero=3, offload="parameters"
     )
-    [needs] = pk.explore(llama, "h100-sxm-8", strategies=[offloaded]).table()["needs"]
+    [needs] = pk.explore(llama, "h100-sxm-8", strategies=[offloaded]).table()["needs_bytes"]
     with pytest.raises(ValueError, match="is not enough, nor is offload=") as caught:
         pk.explore(llama, "h100-sxm-8", 8, memory=5e9)
     message = str(caught.value)
     least = replace(offloaded, zero=0, offload="none")
-    freed = pk.explore(llama, "h100-sxm-8", strategies=[least]).table()["needs"][0] - needs
+    freed = pk.explore(llama, "h100-sxm-8", strategies=[least]).table()["needs_bytes"][0] - needs
     assert f"from {least} checkpoint_group=" in message
     assert f"nor is offload='parameters' with zero=3 alone (frees {format_bytes(freed)})" in message
     # updates of SGD on a host were never published
@@ -601,4 +602,6 @@ def test_memory_with_its_reserve_is_set_beside_what_it_must_fit() -> None:
         found = pk.explore(gpt, "a100-sxm-8", 8, memory=memory)
         [line] = [text for text in found.explain().split("\n") if "with its reserve" in text]
         assert line.endswith(f" of {most}")
-        assert found.frame["needs"][0] + found.frame["reserve"][0] <= found.room.reserved
+        assert (
+            found.frame["needs_bytes"][0] + found.frame["reserve_bytes"][0] <= found.room.reserved
+        )

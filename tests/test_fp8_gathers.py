@@ -89,8 +89,8 @@ def test_closed_forms_price_gathers_as_the_event_loop_does(
             closed = pk.explore(
                 model, CLUSTER, strategies=[strategy], execution=execution, memory=1e13
             ).table()
-        assert closed["time"][0] == pytest.approx(run.time, rel=0.015)
-        assert closed["needs"][0] == pytest.approx(run.memory().total, rel=5e-3)
+        assert closed["time_s"][0] == pytest.approx(run.time, rel=0.015)
+        assert closed["needs_bytes"][0] == pytest.approx(run.memory().total, rel=5e-3)
         times[gathers], memory[gathers] = run.time, run.memory().total
         messages = run.timeline().filter(rank=0, name="all_gather")
         sent[gathers] = float((messages["end_s"] - messages["start_s"]).sum())

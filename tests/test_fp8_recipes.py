@@ -226,8 +226,8 @@ def test_closed_forms_price_recipes_as_the_event_loop_does(
     with keep_quiet():
         run = pk.predict(MODEL, CLUSTER, strategy=strategy, stack=stack)
         closed = pk.explore(MODEL, CLUSTER, strategies=[strategy], memory=1e13, stack=stack).table()
-    assert closed["time"][0] == pytest.approx(run.time, rel=0.015)
-    assert closed["needs"][0] == pytest.approx(run.memory().total, rel=1e-3)
+    assert closed["time_s"][0] == pytest.approx(run.time, rel=0.015)
+    assert closed["needs_bytes"][0] == pytest.approx(run.memory().total, rel=1e-3)
     assert run.stack is not None
     assert run.stack.fp8_recipe == recipe
 

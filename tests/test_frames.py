@@ -8,10 +8,15 @@ import pytest
 import perfkit as pk
 from perfkit.ground.frames import ResultFrame
 
-ROWS = {"name": ["a", "b"], "time": [0.0445, 6.38], "needs": [71.7e9, None], "fits": [True, False]}
+ROWS = {
+    "name": ["a", "b"],
+    "time_s": [0.0445, 6.38],
+    "needs_bytes": [71.7e9, None],
+    "fits": [True, False],
+}
 
 
-def test_values_have_their_units_and_columns_their_names() -> None:
+def test_values_have_their_units_and_heads_none() -> None:
     heads, first, second = repr(ResultFrame(ROWS)).splitlines()
     assert heads.split() == ["name", "time", "needs", "fits"]
     assert first.split() == ["a", "44.5", "ms", "71.7", "GB", "✓"]
@@ -38,12 +43,12 @@ def test_columns_beyond_a_line_are_named() -> None:
 def test_a_wide_cell_is_cut_and_the_first_column_stays() -> None:
     assert repr(ResultFrame({"name": ["x" * 500]})).splitlines()[1] == "x" * 33 + "…"
     assert "&lt;b&gt;" in ResultFrame({"name": ["<b>"]})._repr_html_()
-    assert repr(ResultFrame({"time": []})) == "time"
+    assert repr(ResultFrame({"time_s": []})) == "time"
 
 
 def test_what_is_chosen_of_a_frame_prints_alike_and_the_rest_is_plain() -> None:
     frame = ResultFrame(ROWS)
-    chosen = frame.select("time", "name").filter(pl.col("time") > 1).sort("time").head(1)
+    chosen = frame.select("time_s", "name").filter(pl.col("time_s") > 1).sort("time_s").head(1)
     assert isinstance(chosen, ResultFrame) and "6.38 s" in repr(chosen)
     doubled = frame.with_columns(twice_s=2 * frame["time"])
     assert isinstance(doubled, pk.ResultFrame) and "89 ms" in repr(doubled)

@@ -238,8 +238,8 @@ def test_explore_and_predict_agree_with_frozen_formats() -> None:
         strategy = pk.Strategy(dp=8, micro_batch=1, checkpoint=checkpoint)
         one = pk.predict(model, "a100-sxm-8", strategy=strategy)
         found = pk.explore(model, "a100-sxm-8", ranks=8, strategies=[strategy]).table()
-        assert found["time"][0] == pytest.approx(one.time, rel=0.003)
-        assert found["needs"][0] == pytest.approx(one.memory().total, rel=0.005)
+        assert found["time_s"][0] == pytest.approx(one.time, rel=0.003)
+        assert found["needs_bytes"][0] == pytest.approx(one.memory().total, rel=0.005)
     found = pk.explore(replace(model, layers=2), "a100-sxm-8", ranks=8)
     assert set(found.table()["zero"]) == {0}
 
@@ -251,7 +251,7 @@ def test_all_checkpoints_of_a_search_may_fit() -> None:
     )
     found = pk.explore(model, "h100-sxm-8", ranks=1, memory=20e9)
     assert found.best.checkpoint != "none"
-    assert found.table()["needs"][0] < 20e9
+    assert found.table()["needs_bytes"][0] < 20e9
 
 
 @pytest.mark.parametrize(

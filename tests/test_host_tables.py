@@ -319,7 +319,7 @@ def test_the_command_line_puts_tables_into_host_memory(
 def test_sweeps_price_host_memory_as_predictions_do() -> None:
     """Two tables of one size, of which one lies in host memory."""
     model = make(rows=[ROWS, ROWS], kernel=["fused", "uvm"])
-    swept = pk.sweep(model, {"batch": [4096, 65536]}, "h100-sxm-8").table()["time"].to_list()
+    swept = pk.sweep(model, {"batch": [4096, 65536]}, "h100-sxm-8").table()["time_s"].to_list()
     for batch, time in zip((4096, 65536), swept, strict=True):
         one = make(rows=[ROWS, ROWS], kernel=["fused", "uvm"], batch=batch)
         assert time == pytest.approx(pk.predict(one, "h100-sxm-8").time)

@@ -276,7 +276,7 @@ def test_kernels_that_wait_are_swept_as_each_alone(embedding: str) -> None:
         ranks=1,
         progress=False,
     ).table()
-    for batch, time in zip(batches, swept["time"], strict=True):
+    for batch, time in zip(batches, swept["time_s"], strict=True):
         alone = pk.predict(pk.DLRM(batch=batch, **given), "h100-sxm-8", ranks=1)
         assert time == pytest.approx(alone.time, rel=1e-9)
 

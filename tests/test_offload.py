@@ -152,8 +152,8 @@ def test_copies_and_the_update_take_the_time_of_their_bytes() -> None:
     assert durations[HOST_UPDATE] == pytest.approx(update, rel=5e-3)
     # copies are hidden by the backward pass but for the end; the update is not hidden
     found = pk.explore(model, "h100-sxm-8", strategies=[strategy]).frame.row(0, named=True)
-    assert found["update"] == pytest.approx(update, rel=5e-3)
-    assert found["replicas"] < 0.2 * durations[TO_HOST]
+    assert found["update_s"] == pytest.approx(update, rel=5e-3)
+    assert found["replicas_s"] < 0.2 * durations[TO_HOST]
 
 
 def test_ranks_of_a_node_share_links_and_the_host() -> None:
@@ -166,7 +166,7 @@ def test_ranks_of_a_node_share_links_and_the_host() -> None:
     shared = pk.explore(
         make_model(8), platform, strategies=[pk.Strategy(dp=8, zero=2, offload="optimizer")]
     )
-    assert shared.frame["update"][0] == pytest.approx(alone.frame["update"][0], rel=1e-6)
+    assert shared.frame["update_s"][0] == pytest.approx(alone.frame["update_s"][0], rel=1e-6)
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
@@ -223,8 +223,8 @@ def test_megatron_copies_updates_and_copies_back_in_turn_with_one_thread_of_each
         work = add_up_host_work(prediction)
         assert work[HOST_UPDATE] == pytest.approx(update, rel=0.05)  # with the level of Megatron
         found = pk.explore(model, platform, strategies=[strategy], stack="megatron").frame
-        assert found["update"][0] == pytest.approx(taken, rel=0.05)
-        assert found["time"][0] == pytest.approx(prediction.time, rel=0.02)
+        assert found["update_s"][0] == pytest.approx(taken, rel=0.05)
+        assert found["time_s"][0] == pytest.approx(prediction.time, rel=0.02)
         has_one = any("one thread of its CPU" in note for note in prediction.warnings)
         assert has_one is (strategy.host_threads == 0)
 
@@ -319,7 +319,7 @@ def test_activations_leave_and_come_back_beside_the_passes() -> None:
     # the last copy to the host ends behind the forward pass
     assert prediction.time == pytest.approx(2 * on_host / 2e8, rel=1.5 / copies)
     closed = pk.explore(model, slow, strategies=[strategy])
-    assert closed.frame["time"][0] == pytest.approx(prediction.time, rel=0.03)
+    assert closed.frame["time_s"][0] == pytest.approx(prediction.time, rel=0.03)
     # of 24 layers one runs, and one is on its way
     left = without.memory().total - prediction.memory().total
     assert left == pytest.approx(on_host * 22 / 23, rel=1e-6)
@@ -401,10 +401,10 @@ def test_both_roads_agree_on_drawn_strategies(offload: str) -> None:
         closed = pk.explore(
             model, platform, strategies=[strategy], execution=execution, memory=1e15
         )
-        apart.append(abs(closed.frame["time"][0] / event_loop.time - 1.0))
+        apart.append(abs(closed.frame["time_s"][0] / event_loop.time - 1.0))
         memory = event_loop.memory()
-        assert closed.frame["needs"][0] == pytest.approx(memory.total, rel=1e-9)
-        assert closed.frame["on_host"][0] == pytest.approx(memory.on_host, rel=1e-9)
+        assert closed.frame["needs_bytes"][0] == pytest.approx(memory.total, rel=1e-9)
+        assert closed.frame["on_host_bytes"][0] == pytest.approx(memory.on_host, rel=1e-9)
     assert np.mean(apart) < (0.013 if offload == "activations" else 0.01)
     # copies of activations, messages of replicas and hosts that all take longer than kernels
     assert max(apart) < (0.06 if offload == "activations" else 0.03)

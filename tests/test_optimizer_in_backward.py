@@ -122,8 +122,8 @@ def test_explore_and_predict_agree_with_hooks(settings: dict[str, Any]) -> None:
             .table()
             .iter_rows(named=True)
         )
-        assert row["time"] == pytest.approx(one.time, rel=0.01)
-        assert row["needs"] == pytest.approx(one.memory().total, rel=0.01)
+        assert row["time_s"] == pytest.approx(one.time, rel=0.01)
+        assert row["needs_bytes"] == pytest.approx(one.memory().total, rel=0.01)
         assert one.memory().parts["gradients"] < 0.1 * one.memory().parts["parameters"]
         usual = pk.predict(plain, "h100-sxm-8", strategy=strategy)
         assert one.memory().total <= usual.memory().total * (1.0 + 1e-6)
@@ -175,7 +175,7 @@ def test_a_search_under_a_budget_takes_checkpoints_that_go_with_hooks() -> None:
     model = pk.Transformer.gpt2(batch=32, dtype="bf16", optimizer_in_backward=True)
     found = pk.explore(model, "h100-sxm-8", ranks=1, memory=20e9)
     assert set(found.table()["checkpoint"]) == {"full"}
-    assert found.table()["needs"][0] < 20e9
+    assert found.table()["needs_bytes"][0] < 20e9
 
 
 @pytest.mark.parametrize(

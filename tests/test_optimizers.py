@@ -216,7 +216,7 @@ def test_states_are_the_same_in_memory_and_in_strategies(
         memory = pk.predict(model, "h100-sxm-8", ranks=8).memory()
         table = pk.explore(model, "h100-sxm-8", strategies=[strategy]).table()
         of_strategy = pk.predict(model, "h100-sxm-8", strategy=strategy).memory()
-        more = float(table["needs"][0]) - memory.total
+        more = float(table["needs_bytes"][0]) - memory.total
         return memory.parts["states"], of_strategy.parts["states"], more
 
     [graph] = build(name).graphs()
@@ -283,7 +283,9 @@ def test_a_new_optimizer_needs_memory_for_its_states(made_up: None) -> None:
     assert shared.memory().parts["states"] == pytest.approx(states, rel=1e-3)
 
     def explore_needs(model: pk.Transformer) -> float:
-        return float(pk.explore(model, "h100-sxm-8", strategies=[strategy]).table()["needs"][0])
+        return float(
+            pk.explore(model, "h100-sxm-8", strategies=[strategy]).table()["needs_bytes"][0]
+        )
 
     needs = explore_needs(model) - explore_needs(build("sgd"))
     update_scratch = 4.0 * graph.parameters  # what the update computes on the way, of each weight
@@ -475,5 +477,5 @@ def test_strategies_call_a_kernel_for_each_8_bit_weight_too(zero: int) -> None:
     strategy = pk.Strategy(dp=8, zero=zero)
     one = pk.predict(model, "h100-sxm-8", strategy=strategy)
     table = pk.explore(model, "h100-sxm-8", strategies=[strategy]).table()
-    assert table["time"][0] == pytest.approx(one.time, rel=0.004)
-    assert table["needs"][0] == pytest.approx(one.memory().total, rel=0.002)
+    assert table["time_s"][0] == pytest.approx(one.time, rel=0.004)
+    assert table["needs_bytes"][0] == pytest.approx(one.memory().total, rel=0.002)

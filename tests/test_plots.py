@@ -139,7 +139,7 @@ RATIOS = [
 ]
 LEVELS = {"L1": 3e11, "L2": 1e11, "L3": 8e10, "DRAM": 1.2e10}
 PEAKS = {"bf16": 989.5e12, "fp16": 989.5e12, "fp8": 1979e12}
-SWEEP = [{"batch": batch, "time": 1e-3 * batch} for batch in (8, 16, 2048)]
+SWEEP = [{"batch": batch, "time_s": 1e-3 * batch} for batch in (8, 16, 2048)]
 RESOURCES = [
     {"resource": "bandwidth", "less_s": 1.2, "more_s": 0.9},
     {"resource": "peak", "less_s": 1.1, "more_s": 0.95},
@@ -722,8 +722,8 @@ def test_an_axis_of_numbers_that_no_machine_has_is_refused(domain: tuple[float, 
 
 def test_a_sweep_over_lists_has_a_place_for_each_list() -> None:
     rows = [
-        {"rows": [1000, 2000], "time": 0.1, "low": 0.09, "high": 0.11},
-        {"rows": [3000, 4000], "time": 0.2, "low": 0.19, "high": 0.21},
+        {"rows": [1000, 2000], "time_s": 0.1, "low_s": 0.09, "high_s": 0.11},
+        {"rows": [3000, 4000], "time_s": 0.2, "low_s": 0.19, "high_s": 0.21},
     ]
     chart = plots.sweep_lines(pl.DataFrame(rows), x="rows")
     assert chart.to_dict()["layer"][0]["encoding"]["x"]["type"] == "nominal"

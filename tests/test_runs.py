@@ -61,13 +61,13 @@ def test_runs_on_another_machine_move_predictions_to_it() -> None:
     measured = np.array([run["seconds"] for run in left_out])
     untuned = np.array([run["seconds"] for run in time(SETTINGS[2::3], NODE)])
     priced = tuning.price(left_out)
-    errors = np.abs(priced["predicted"].to_numpy() / measured - 1)
+    errors = np.abs(priced["predicted_s"].to_numpy() / measured - 1)
     assert errors.mean() < np.abs(untuned / measured - 1).mean() / 2
-    low, high = priced["low"].to_numpy(), priced["high"].to_numpy()
+    low, high = priced["low_s"].to_numpy(), priced["high_s"].to_numpy()
     assert np.mean((low < measured) & (measured < high)) >= 0.7
     assert tuning.error < 0.08 and "runs, " in repr(tuning)
     ranked = explore(GPT, tuning.platform, 8).table()
-    assert (ranked["low"] < ranked["time"]).all()
+    assert (ranked["low_s"] < ranked["time_s"]).all()
 
 
 def test_errors_of_runs_left_out_are_those_of_fits_without_them() -> None:
@@ -76,7 +76,7 @@ def test_errors_of_runs_left_out_are_those_of_fits_without_them() -> None:
     for number in (0, 5, 11):
         others = runs[:number] + runs[number + 1 :]
         without = tune(GPT, NODE, others)
-        error = without.price([runs[number]])["predicted"][0] / runs[number]["seconds"] - 1
+        error = without.price([runs[number]])["predicted_s"][0] / runs[number]["seconds"] - 1
         assert tuning.table()["left_out"][number] == pytest.approx(error, abs=0.02)
     assert np.abs(tuning.table()["left_out"]).mean() == pytest.approx(tuning.error)
 
@@ -91,7 +91,7 @@ def test_what_nobody_ran_is_said_and_helps_most_to_measure() -> None:
         found = tuning.price(asked)
     assert caught[0].filename == __file__  # the line that asks
     assert found["beyond"].to_list()[0] == "" and found["gain"].arg_max() == 1
-    assert (found["high"] / found["low"]).arg_max() == 1
+    assert (found["high_s"] / found["low_s"]).arg_max() == 1
 
 
 @pytest.mark.parametrize(

@@ -622,7 +622,7 @@ def test_the_order_of_strategies_does_not_matter() -> None:
     def rank(ordered: list[Strategy]) -> Any:
         """Times, memory and spreads of strategies, the fastest first."""
         table = pk.explore(model, "h100-sxm-8", strategies=ordered).table()
-        return table.select("time", "needs", "spread").to_numpy()
+        return table.select("time_s", "needs_bytes", "spread").to_numpy()
 
     ranked = rank(strategies)
     assert rank(strategies[::-1]) == pytest.approx(ranked, rel=1e-12)

@@ -361,7 +361,8 @@ def test_a_level_scales_the_whole_time_and_gives_its_spread(strategy: pk.Strateg
     assert after.serial == pytest.approx(1.25 * before.serial)
     assert after.level is not None
     for part in ("time", *PARTS):
-        assert closed_after[part][0] == pytest.approx(1.25 * closed[part][0])
+        column = f"{part}_s"
+        assert closed_after[column][0] == pytest.approx(1.25 * closed[column][0])
     assert closed_after["stack"][0] == name
     # the spread of the level holds all errors but those of hosts
     assert after.level.spread <= after.spread < before.spread
@@ -378,12 +379,12 @@ def test_a_sweep_and_a_lone_operation_follow_the_level() -> None:
         stacks = pk.sweep(
             GPT, {"stack": ["ddp", "deepspeed"]}, levelled, ranks=8, progress=False
         ).table()
-    assert table["time"][1] == pytest.approx(one.time)
+    assert table["time_s"][1] == pytest.approx(one.time)
     assert one.spread == pytest.approx(
-        np.log(table["high"][1] / table["time"][1]) / 1.2815515655446004
+        np.log(table["high_s"][1] / table["time_s"][1]) / 1.2815515655446004
     )
     assert other.time == pytest.approx(1.5 * plain.time)
-    assert stacks["time"].to_list() == pytest.approx([one.time, other.time])
+    assert stacks["time_s"].to_list() == pytest.approx([one.time, other.time])
     number = one.timeline().filter(name="mm")["operation"][0]
     account = one.explain_operation(number)
     assert account.steps[-1].factor == 0.8
@@ -431,8 +432,8 @@ def test_a_stack_takes_the_level_of_that_which_it_names() -> None:
     assert mpt.time == pytest.approx(1.2 * plain.time)
     assert of_own.time == pytest.approx(1.1 * plain.time)
     assert unstated.time == pytest.approx(0.9 * plain.time)
-    assert closed.table()["time"][0] == pytest.approx(run.time, rel=0.01)
-    assert swept.table()["time"].n_unique() == 1
+    assert closed.table()["time_s"][0] == pytest.approx(run.time, rel=0.01)
+    assert swept.table()["time_s"].n_unique() == 1
     assert not [text for text in stated.warnings if "published step of" in text]
     assert "level of fsdp" in stated.software
     [note] = [text for text in unstated.warnings if "published step of" in text]
@@ -634,8 +635,8 @@ def test_closed_forms_of_sums_agree_with_the_event_loop(
     with keep_quiet():
         run = pk.predict(model, CLUSTER, strategy=strategy, stack=stack)
         closed = pk.explore(model, CLUSTER, strategies=[strategy], memory=1e13, stack=stack).table()
-    assert closed["time"][0] == pytest.approx(run.time, rel=0.015)
-    assert closed["needs"][0] == pytest.approx(run.memory().total, rel=1e-3)
+    assert closed["time_s"][0] == pytest.approx(run.time, rel=0.015)
+    assert closed["needs_bytes"][0] == pytest.approx(run.memory().total, rel=1e-3)
     assert closed["buffers"][0]
 
 
@@ -648,7 +649,7 @@ def test_experts_add_inside_their_products_too() -> None:
         closed = pk.explore(model, CLUSTER, strategies=[strategy], memory=1e13, stack=MEGATRON)
     # per micro-batch and layer: the router remains a product, and two weights of experts go
     assert list_sums(separate)["mlp"] - list_sums(fused)["mlp"] == 4 * 2 * 3
-    assert closed.table()["time"][0] == pytest.approx(fused.time, rel=0.02)
+    assert closed.table()["time_s"][0] == pytest.approx(fused.time, rel=0.02)
 
 
 def test_sums_without_a_strategy_are_fused_from_the_second_micro_batch_on() -> None:
@@ -735,7 +736,7 @@ def test_searches_with_a_stack_show_what_runs() -> None:
     assert not found.table().filter(zero=0, tp=1).height
     with keep_quiet():
         again = pk.predict(GPT, CLUSTER, strategy=found.best, stack="fsdp")
-    assert found.table()["time"][0] == pytest.approx(again.time, rel=0.03)
+    assert found.table()["time_s"][0] == pytest.approx(again.time, rel=0.03)
 
 
 def test_a_padded_vocabulary_has_the_words_of_its_multiple_on_each_rank() -> None:
@@ -756,7 +757,7 @@ def test_a_padded_vocabulary_has_the_words_of_its_multiple_on_each_rank() -> Non
         closed = pk.explore(model, "a100-sxm-8", strategies=[shared], stack="megatron").table()
     assert megatron.time == by_hand.time
     assert megatron.memory().total == by_hand.memory().total
-    assert closed["time"][0] == pytest.approx(megatron.time, rel=0.01)
+    assert closed["time_s"][0] == pytest.approx(megatron.time, rel=0.01)
     assert not [text for text in megatron.warnings if "pad these sizes" in text]
 
 
@@ -787,7 +788,7 @@ def test_a_padded_vocabulary_in_a_sweep_of_arrays() -> None:
     with keep_quiet():
         table = pk.sweep(model, {"vocabulary": sizes}, "a100-sxm-8", progress=False).table()
         times = [pk.predict(replace(model, vocabulary=n), "a100-sxm-8").time for n in sizes]
-    assert table["time"].to_list() == pytest.approx(times)
+    assert table["time_s"].to_list() == pytest.approx(times)
     assert times[0] == times[1]
     assert times[2] > times[1]
 
@@ -815,8 +816,8 @@ def test_weights_in_fp8_are_cast_once_by_transformer_engine(strategy: pk.Strateg
         casts = rows.filter(name="cast_weight_once")
         assert len(casts) == (4 * 4 // strategy.pp if stack.keeps_fp8 else 0)
         assert set(casts["phase"]) <= {"forward"}
-        assert closed["time"][0] == pytest.approx(run.time, rel=0.01)
-        assert closed["needs"][0] == pytest.approx(run.memory().total, rel=1e-3)
+        assert closed["time_s"][0] == pytest.approx(run.time, rel=0.01)
+        assert closed["needs_bytes"][0] == pytest.approx(run.memory().total, rel=1e-3)
         times[stack.keeps_fp8] = run.time
         memory[stack.keeps_fp8] = run.memory()
     assert times[True] < times[False]
@@ -880,7 +881,7 @@ def test_closed_forms_and_sweeps_pad_as_predict_does() -> None:
             )
             for one in strategies:
                 r = pk.predict(ODD, CLUSTER, strategy=one, stack=stack, execution="compiled")
-                [row] = closed.table().filter(dp=one.dp, pp=one.pp)["time"]
+                [row] = closed.table().filter(dp=one.dp, pp=one.pp)["time_s"]
                 assert row == pytest.approx(r.time, rel=0.02)
                 found[stack.pads_products, one.dp] = row
         swept = pk.sweep(
@@ -896,7 +897,7 @@ def test_closed_forms_and_sweeps_pad_as_predict_does() -> None:
         ]
     assert found[False, 2] > 1.2 * found[True, 2]
     assert found[False, 4] > 1.2 * found[True, 4]
-    assert swept.table()["time"].to_list() == pytest.approx(singly)
+    assert swept.table()["time_s"].to_list() == pytest.approx(singly)
     assert singly[0] > 1.2 * singly[1]
 
 
@@ -914,7 +915,7 @@ def test_the_usual_software_of_each_strategy_decides_on_padding() -> None:
         for pads, one in strategies.items():
             r = pk.predict(ODD, CLUSTER, strategy=one, execution="compiled")
             assert r.stack is not None and r.stack.pads_products is pads
-            [row] = closed.table().filter(dp=one.dp, pp=one.pp)["time"]
+            [row] = closed.table().filter(dp=one.dp, pp=one.pp)["time_s"]
             assert row == pytest.approx(r.time, rel=0.02)
             graphs = make_stages(ODD, CLUSTER, one, "compiled")
             columns = {

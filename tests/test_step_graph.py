@@ -291,7 +291,7 @@ def meet(
         if name != "sharpness"
     }
     times = fit.with_values(values).time(np.array(sizes), "all_reduce", 8)
-    rows = {"even": sizes, "transfer_s": times, "order": [*range(len(sizes))]}
+    rows = {"even_bytes": sizes, "transfer_s": times, "order": [*range(len(sizes))]}
     about = {
         "iteration": 1,
         "group": "0, 1, 2, 3, 4, 5, 6, 7",
@@ -325,7 +325,7 @@ def test_a_size_moves_what_it_tells() -> None:
     for changes in (
         {"matched": 4},
         {"matched": 1},
-        {"even": 0.0},
+        {"even_bytes": 0.0},
         {"operation": "other"},
         {"operation": "send_recv"},
     ):

@@ -358,7 +358,7 @@ def test_experts_of_many_configurations_are_priced_as_those_of_one(changes: dict
     ).table()
     for row in many.to_dicts():
         alone = predict(build(batch=row["batch"], sequence=row["sequence"]), "h100-sxm-8")
-        assert row["time"] == pytest.approx(alone.time, rel=1e-9)
+        assert row["time_s"] == pytest.approx(alone.time, rel=1e-9)
     with pytest.raises(
         ValueError, match="top_k is 7; it must be a whole number above 0, at most 6"
     ):

@@ -89,7 +89,7 @@ def test_what_explore_answers_is_what_is_compared() -> None:
             memory=1e15,
             execution=drawn.execution,
         )
-    assert explored.table()["time"][0] == pytest.approx(agreement.explored)
+    assert explored.table()["time_s"][0] == pytest.approx(agreement.explored)
     assert agreement.error == pytest.approx(agreement.explored / agreement.predicted - 1)
 
 
@@ -110,4 +110,4 @@ def test_a_search_runs_the_passes_of_what_it_calls_the_fastest() -> None:
         search = pk.explore(model, platform, ranks=32)
         alone = pk.explore(model, platform, strategies=[search.best])
     assert search.table()["run"][0]
-    assert search.table()["time"][0] == pytest.approx(alone.table()["time"][0])
+    assert search.table()["time_s"][0] == pytest.approx(alone.table()["time_s"][0])

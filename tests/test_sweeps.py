@@ -64,9 +64,9 @@ def test_every_row_is_one_prediction(
     table = pk.sweep(build, grid, progress=False, **settings).table()
     rows = pandas.DataFrame({name: table[name].to_list() for name in grid})
     alone = pk.sweep(build, rows, progress=False, events=True, **settings).table()
-    for name in ("time", "low", "high", "needs", "samples_per_s"):
+    for name in ("time_s", "low_s", "high_s", "needs_bytes", "samples_per_s"):
         # where the host of several ranks sets the pace
-        is_estimated = "ranks" in grid and name in ("low", "high")
+        is_estimated = "ranks" in grid and name in ("low_s", "high_s")
         rel = 0.05 if is_estimated else 1e-9
         assert table[name].to_list() == pytest.approx(alone[name].to_list(), rel=rel), name
     assert table.select("bottleneck", "fits").equals(alone.select("bottleneck", "fits"))
@@ -85,13 +85,13 @@ def test_the_first_row_is_what_predict_says(
     is_model = isinstance(build, pk.Transformer)
     workload = SMALL(**sizes) if is_model else build(**sizes)
     predicted = pk.predict(workload, **where)
-    assert table["time"][0] == pytest.approx(predicted.time, rel=1e-9)
+    assert table["time_s"][0] == pytest.approx(predicted.time, rel=1e-9)
 
 
 def test_what_cannot_be_priced_says_why_beside_the_rest() -> None:
     grid = {"batch": [*range(1, 9)], "ranks": [1, 4], "hidden": [768, 770]}
     found = pk.sweep(SMALL, grid, "h100-sxm-8", progress=False)
-    priced = found.table().filter(polars.col("time").is_not_null())
+    priced = found.table().filter(polars.col("time_s").is_not_null())
     possible = []
     for batch, ranks in product(range(1, 9), (1, 4)):
         if batch % ranks == 0:
@@ -179,7 +179,7 @@ def test_charts_have_a_line_for_each_of_the_others() -> None:
     for rows in found.chart().to_dict()["datasets"].values():
         series.update(row["series"] for row in rows)
     assert series == {"h100-sxm-8", "a100-sxm-8"}
-    by_platform = found.chart("platform", "needs").to_dict()
+    by_platform = found.chart("platform", "needs_bytes").to_dict()
     assert by_platform["layer"][-1]["encoding"]["x"]["field"] == "platform"
 
 
@@ -210,8 +210,8 @@ def test_closed_sums_are_the_event_loop() -> None:
             }
         )
         sweep = partial(pk.sweep, build, grid, "h100-sxm-8x8", ranks=ranks, progress=False)
-        closed = sweep(events=False).table()["time"]
-        events = sweep(events=True).table()["time"]
+        closed = sweep(events=False).table()["time_s"]
+        events = sweep(events=True).table()["time_s"]
         errors += (closed / events - 1).abs().to_list()
     assert len(errors) == 200
     assert max(errors) <= 1e-9
@@ -224,8 +224,8 @@ def test_rows_of_the_event_loop_are_predictions() -> None:
     found = pk.sweep(SMALL, grid, "a100-sxm-8", ranks=4, events=True, progress=False)
     for row in found.table().iter_rows(named=True):
         alone = pk.predict(SMALL(batch=row["batch"]), "a100-sxm-8", ranks=4)
-        assert row["time"] == alone.time
-        assert (row["low"], row["high"]) == alone.interval()
+        assert row["time_s"] == alone.time
+        assert (row["low_s"], row["high_s"]) == alone.interval()
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_model_that_cannot_be_changed_says_what_to_give_instead() -> None:
         pk.sweep(build(), {"dim": [64, 128]}, "h100-sxm-8", progress=False)
     table = pk.sweep(build(), {"batch": [64, 128]}, "h100-sxm-8", progress=False).table()
     built = [pk.predict(build(batch=batch), "h100-sxm-8").time for batch in (64, 128)]
-    assert table["time"].to_list() == pytest.approx(built, rel=1e-9)
+    assert table["time_s"].to_list() == pytest.approx(built, rel=1e-9)
 
 
 MODEL = pk.Transformer.gpt2(batch=16, sequence=512, layers=4, dtype="bf16")
@@ -381,7 +381,7 @@ def test_refused_configurations_have_the_reason_that_each_has_alone(
     assert any(expected)
     assert not all(expected)
     assert found["error"].to_list() == expected
-    assert found["time"].is_null().to_list() == [reason is not None for reason in expected]
+    assert found["time_s"].is_null().to_list() == [reason is not None for reason in expected]
 
 
 def refuses_numpy(batch: int, sequence: int) -> pk.Transformer:
@@ -419,4 +419,4 @@ def test_sizes_that_decide_on_messages_may_be_all_that_varies_over_several_ranks
     for heads, hidden in product(*grid.values()):
         model = build(heads=heads, hidden=hidden)
         alone.append(pk.predict(model, "h100-sxm-8", ranks=2).time)
-    assert found["time"].to_list() == pytest.approx(alone, rel=1e-9)
+    assert found["time_s"].to_list() == pytest.approx(alone, rel=1e-9)

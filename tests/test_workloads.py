@@ -400,7 +400,7 @@ def test_columns_agree_with_operations(name: str) -> None:
     order = [PHASES.index(label.phase) for label in graph.labels]
     assert order == sorted(order)
     frame = graph.table()
-    assert frame["traffic"].to_list() == graph.traffic.tolist()
+    assert frame["traffic_bytes"].to_list() == graph.traffic.tolist()
     assert f"{len(graph)} operations" in repr(graph)
     assert len(graph.distances) == len(graph.accesses)
     assert graph.footprint <= graph.traffic.sum()

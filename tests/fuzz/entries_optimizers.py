@@ -81,7 +81,7 @@ def keep_states(rng: Rng, folder: Path) -> Any:
         kept = [pk.predict(model, "h100-sxm-8", ranks=8).memory().parts["states"]]
         if fused:  # other forms of an update also need what they compute on the way
             table = pk.explore(model, "h100-sxm-8", strategies=[pk.Strategy(dp=8)]).table()
-            kept.append(float(table["needs"][0]))
+            kept.append(float(table["needs_bytes"][0]))
         needs.append(kept)
     if name not in NUMBERS_KEPT:  # by shape: numbers of rows and columns, or those of one state
         return _keep_by_shape(name, fused, sizes)

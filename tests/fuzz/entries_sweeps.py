@@ -42,11 +42,11 @@ def price_grid(rng: Rng, folder: Path) -> Any:
     try:
         time = pk.predict(pk.Transformer.gpt2(layers=2, **sizes), "h100-sxm-8", ranks=ranks).time
     except ValueError as error:
-        if row["time"] is not None or row["error"] is None:
-            raise Nonsense(f"{sizes} has the time {row['time']}; alone: {error}") from None
+        if row["time_s"] is not None or row["error"] is None:
+            raise Nonsense(f"{sizes} has the time {row['time_s']}; alone: {error}") from None
     else:
-        if row["time"] is None or abs(row["time"] / time - 1) > 1e-9:
-            raise Nonsense(f"{sizes} takes {row['time']}, {row['error']}; alone {time}")
+        if row["time_s"] is None or abs(row["time_s"] / time - 1) > 1e-9:
+            raise Nonsense(f"{sizes} takes {row['time_s']}, {row['error']}; alone {time}")
     return found
 
 

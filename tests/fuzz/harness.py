@@ -125,14 +125,14 @@ def look(found: Any, rng: Rng) -> None:
         getattr(found, name)(**vary(rng, VIEWS[name]))
     if isinstance(found, pk.Exploration):
         table = found.table()
-        low, high = table["low"].to_numpy(), table["high"].to_numpy()
-        time = table["time"].to_numpy()
+        low, high = table["low_s"].to_numpy(), table["high_s"].to_numpy()
+        time = table["time_s"].to_numpy()
         # times that are equal but for rounding keep the order of their strategies
         in_order = np.diff(time) >= -1e-8 * time.max()
         inside = (low > 0) & (low <= time) & (time <= high) & (high < np.inf)
         if not in_order.all() or not inside.all():
             raise Nonsense(f"times {time} between {low} and {high}")
-        look(found.front()["needs"].to_numpy(), rng)
+        look(found.front()["needs_bytes"].to_numpy(), rng)
         found.explain()
     if isinstance(found, pk.ShardingResult):
         look(found.prediction, rng)
