@@ -149,8 +149,8 @@ def test_the_table_of_the_readme_is_that_of_the_page_of_accuracy_and_of_the_chec
     summaries = summarize_checks()
     for line, name in zip(table[len(PUBLISHED) :], CHECKED, strict=True):
         assert int(line.count) == summaries[name]["n"]
-        assert float(line.figures[0]) == pytest.approx(summaries[name]["mean"], abs=0.06)
-        assert float(line.figures[1]) == pytest.approx(summaries[name]["inside"], abs=0.6)
+        assert float(line.figures[0]) == pytest.approx(summaries[name]["mean_percent"], abs=0.06)
+        assert float(line.figures[1]) == pytest.approx(summaries[name]["inside_percent"], abs=0.6)
 
 
 def test_the_short_table_of_the_page_has_the_errors_of_the_committed_checks():
@@ -158,9 +158,10 @@ def test_the_short_table_of_the_page_has_the_errors_of_the_committed_checks():
     for line, summary in zip(table[:5], summarize_checks().values(), strict=True):
         assert int(line.count) == summary["n"]
         figures = [float(figure) for figure in line.figures]
-        errors = [summary[name] for name in ("geomean", "mean", "bias", "floor")]
+        names = ("geomean_percent", "mean_percent", "bias_percent", "floor_percent")
+        errors = [summary[name] for name in names]
         assert figures[:4] == pytest.approx(errors, abs=0.06), line.what
-        assert figures[4] == pytest.approx(summary["inside"], abs=0.6), line.what
+        assert figures[4] == pytest.approx(summary["inside_percent"], abs=0.6), line.what
 
 
 def test_the_short_table_of_the_page_has_figures_of_its_long_ones():
@@ -189,7 +190,7 @@ def test_the_picture_is_that_of_the_committed_runs():
     picture = (ROOT / "docs" / "predicted_vs_measured.svg").read_text(encoding="utf-8")
     rows = {row["family"]: row for row in pool_checks("zen3-2").summary().to_dicts()}
     every = rows["all"]
-    errors = f"{every['geomean']:.1f}% geometric mean, {every['mean']:.1f}% mean"
+    errors = f"{every['geomean_percent']:.1f}% geometric mean, {every['mean_percent']:.1f}% mean"
     assert f"{every['n']} runs: error {errors}" in picture
 
 

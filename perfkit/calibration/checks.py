@@ -29,6 +29,12 @@ TIMES = ("predicted_s", "low_s", "high_s", *_MEASURED)
 
 
 #: Errors of a set of runs and their noise, in the order of tables.
+#: Columns of a table whose names in files do not say their unit.
+_NAMES = {
+    "predicted_peak": "predicted_peak_bytes",
+    "peak": "peak_bytes",
+    "reserved": "reserved_bytes",
+}
 _ERRORS = ("geomean", "mean", "p95", "max", "bias", "floor")
 
 #: What the columns of errors are.
@@ -298,8 +304,8 @@ class Comparison(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            family, n [-], geomean, mean, p95, max, bias, floor and inside (share within the 80 %
-            interval) [%].
+            family, n [-], geomean_percent, mean_percent, p95_percent, max_percent, bias_percent,
+            floor_percent and inside_percent (share within the 80 % interval) [%].
         """
         import polars
 
@@ -307,8 +313,8 @@ class Comparison(Tabular):
         for family, figures in self.figures.items():
             row: dict[str, Any] = {"family": family, "n": figures["n"]}
             for name in _ERRORS:
-                row[name] = round(100 * figures[name], 2)
-            row["inside"] = round(100 * figures["inside"], 1)
+                row[f"{name}_percent"] = round(100 * figures[name], 2)
+            row["inside_percent"] = round(100 * figures["inside"], 1)
             rows.append(row)
         return polars.DataFrame(rows)
 
@@ -319,7 +325,8 @@ class Comparison(Tabular):
         -------
         frame : polars.DataFrame
             name, description, family, ranks [-], predicted_s, low_s, high_s, measured_s, measured_q1_s,
-            measured_q3_s [s], error [-], flagged, bottleneck.
+            measured_q3_s [s], error [-], flagged, bottleneck; of GPUs peak_bytes, reserved_bytes and
+            predicted_peak_bytes, their memory [B].
         """
         check_threads()
         import polars
@@ -329,9 +336,10 @@ class Comparison(Tabular):
             row = dict(run)
             row.pop("config", None)
             rows.append(row)
-        return polars.DataFrame(rows, orient="row").with_columns(
+        frame = polars.DataFrame(rows, orient="row").with_columns(
             polars.Series("error", self.errors)
         )
+        return frame.rename(_NAMES, strict=False)
 
     def chart(self) -> Picture:
         """Chart of predicted against measured times."""
@@ -341,10 +349,10 @@ class Comparison(Tabular):
 
     def sections(self) -> Sections:
         """Sections of a report, see `perfkit.ground.results.Sections`."""
-        yield "Errors [%]", self.summary()
+        yield "Errors", self.summary()
         yield "Columns of errors", list(_LEGEND)
         if self.pace_moved() > _STEADY:
-            yield "Errors at the usual pace of the machine [%]", self.at_usual_pace().summary()
+            yield "Errors at the usual pace of the machine", self.at_usual_pace().summary()
         yield "", self.chart()
         yield "Runs", self._write()
         yield "Measured on", [("what", "value"), *{**self.machine, **self.versions}.items()]

@@ -129,7 +129,7 @@ def _find_windows(file: TraceFile, steps: Table) -> "Table | None":
         return None
     starts = once.filter(name=everywhere["name"][0]).sort("iteration")
     windows = starts.select(
-        step="iteration", begin="ts", time=pl.col("ts").shift(-1) - pl.col("ts")
+        step="iteration", begin_ns="ts", time_ns=pl.col("ts").shift(-1) - pl.col("ts")
     )
     windows = steps.select("step").join(windows, on="step", how="left", maintain_order="left")
     if windows["time_ns"].null_count() or (windows["time_ns"] <= 0).any():

@@ -41,6 +41,7 @@ _UNITS_OF_ENDINGS = {
     "_bytes_per_s": "B/s",
     "_flop_per_byte": "FLOP/B",
     "_bytes": "B",
+    "_percent": "%",
     "_s": "s",
 }
 #: Units of columns whose names are units.
@@ -245,6 +246,8 @@ def write_cell(column: str, value: Any, unit: str | None) -> str:
         return format_time(value)
     if unit == "B":
         return format_bytes(value)
+    if unit == "%":
+        return f"{value:.4g} %"
     number = f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
     return format_rate(value, unit) if unit and unit != "-" else number
 
