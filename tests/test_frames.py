@@ -50,7 +50,7 @@ def test_what_is_chosen_of_a_frame_prints_alike_and_the_rest_is_plain() -> None:
     frame = ResultFrame(ROWS)
     chosen = frame.select("time_s", "name").filter(pl.col("time_s") > 1).sort("time_s").head(1)
     assert isinstance(chosen, ResultFrame) and "6.38 s" in repr(chosen)
-    doubled = frame.with_columns(twice_s=2 * frame["time"])
+    doubled = frame.with_columns(twice_s=2 * frame["time_s"])
     assert isinstance(doubled, pk.ResultFrame) and "89 ms" in repr(doubled)
     assert type(frame.group_by("fits").len()) is pl.DataFrame
     assert frame.equals(pl.DataFrame(ROWS)) and pickle.loads(pickle.dumps(frame)).equals(frame)
