@@ -87,7 +87,7 @@ def test_tidy_removes_what_one_session_leaves(refresh: ModuleType) -> None:
 
 
 #: Notebooks that capture or measure need torch.
-TORCH = {"16_any_module", "17_read_a_trace", "18_calibrate_this_machine"}
+TORCH = {"16_any_module", "18_calibrate_this_machine"}
 #: Lines of a cell, and of the code of an answer.
 LONGEST_CELL = 16
 #: Lessons that are being rewritten: their comparisons are not asserted yet, and their cells are long.
@@ -116,8 +116,6 @@ UNFINISHED = {
     "15_pick_a_sharding",
     # remove the line when it is done
     "16_any_module",
-    # remove the line when it is done
-    "17_read_a_trace",
     # remove the line when it is done
     "18_calibrate_this_machine",
     # remove the line when it is done
