@@ -115,8 +115,6 @@ UNFINISHED = {
     # remove the line when it is done
     "15_pick_a_sharding",
     # remove the line when it is done
-    "16_any_module",
-    # remove the line when it is done
     "18_calibrate_this_machine",
     # remove the line when it is done
     "19_calibrate_a_cluster",

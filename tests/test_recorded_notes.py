@@ -854,6 +854,20 @@ def test_a_branch_by_a_computed_tensor_is_refused(use: Any) -> None:
         capture(read_tensor(use))
 
 
+def test_a_refusal_in_a_notebook_names_its_cell_and_not_a_file_of_jupyter() -> None:
+    lines = [
+        "def step(net, x):",
+        "    loss = net(x).sum()",
+        "    return float(loss) > 3 and loss.backward()",
+    ]
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(lines), "/tmp/ipykernel_4711/123456.py", "exec"), names)
+    net = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=r"in a cell of this notebook, line 3") as refused:
+        capture(lambda: lambda: names["step"](net, torch.randn(3, 4)))
+    assert "ipykernel" not in str(refused.value)
+
+
 def test_a_step_that_ends_its_data_is_captured() -> None:
     def make_step() -> Callable[[], None]:
         net, batches = nn.Linear(4, 4), iter([torch.randn(3, 4) for _ in range(2)])

@@ -139,11 +139,24 @@ def find_line(frames: Any = None) -> str:
         is_doctest = "<doctest" in frame.filename
         if not is_library or is_doctest:
             code = linecache.getline(frame.filename, frame.lineno or 0).strip()
-            line = f'{frame.filename}, line {frame.lineno}: "{code}"'
+            line = f'{name_file(frame.filename)}, line {frame.lineno}: "{code}"'
         # code that was given to exec; Python makes such methods with names of its own
         elif frame.filename == "<string>" and not frame.name.startswith("__"):
             line = f"{frame.name} in {frame.filename}, line {frame.lineno}"
     return line
+
+
+def name_file(path: str) -> str:
+    """A file of a program as messages name it; Jupyter keeps each cell in a file with a name of its own.
+
+    Examples
+    --------
+    >>> name_file("/tmp/ipykernel_4711/123456.py"), name_file("train.py")
+    ('a cell of this notebook', 'train.py')
+    """
+    if Path(path).parent.name.startswith("ipykernel_"):
+        return "a cell of this notebook"
+    return path
 
 
 def find_line_of_program() -> str:
