@@ -861,7 +861,7 @@ def test_a_refusal_in_a_notebook_names_its_cell_and_not_a_file_of_jupyter() -> N
         "    return float(loss) > 3 and loss.backward()",
     ]
     names: dict[str, Any] = {}
-    exec(compile("\n".join(lines), "/tmp/ipykernel_4711/123456.py", "exec"), names)
+    exec(compile("\n".join(lines), "ipykernel_4711/123456.py", "exec"), names)
     net = nn.Linear(4, 4)
     with pytest.raises(ValueError, match=r"in a cell of this notebook, line 3") as refused:
         capture(lambda: lambda: names["step"](net, torch.randn(3, 4)))

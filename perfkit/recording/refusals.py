@@ -151,7 +151,7 @@ def name_file(path: str) -> str:
 
     Examples
     --------
-    >>> name_file("/tmp/ipykernel_4711/123456.py"), name_file("train.py")
+    >>> name_file("ipykernel_4711/123456.py"), name_file("train.py")
     ('a cell of this notebook', 'train.py')
     """
     if Path(path).parent.name.startswith("ipykernel_"):
