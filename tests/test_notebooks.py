@@ -97,10 +97,6 @@ UNFINISHED = {
     # remove the line when it is done
     "04_fitting_and_honesty",
     # remove the line when it is done
-    "05_transformer_iteration",
-    # remove the line when it is done
-    "07_overlap_and_stragglers",
-    # remove the line when it is done
     "09_what_if_and_cost",
     # remove the line when it is done
     "10_scale_out",
