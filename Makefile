@@ -28,6 +28,9 @@ MEGABYTES_gallery := 200
 MEGABYTES_docs := 400
 MEGABYTES_release := 250
 
+# The lesson with the table of contents.
+FIRST_LESSON := notebooks/00_start_here.ipynb
+
 # Jupyter refuses to run as root, which is what most containers are, unless it is told to.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -45,9 +48,10 @@ run: $(VENV)/installed-run  ## demo: predict, calibrate this machine, measure, c
 	@$(BIN)/python -m perfkit demo $(ARGS)
 
 # JupyterLab shows stored charts of notebooks that are trusted, or that it has run itself.
-lab: $(VENV)/installed-lab  ## open the notebooks in JupyterLab
+# The server begins here and not in notebooks/, so that links from lessons to docs/ open, too.
+lab: $(VENV)/installed-lab  ## open JupyterLab at the table of contents of the lessons
 	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
-	$(BIN)/jupyter lab $(AS_ROOT) $(ARGS) notebooks
+	$(BIN)/jupyter lab $(AS_ROOT) --LabApp.default_url=/lab/tree/$(FIRST_LESSON) $(ARGS) .
 
 # Types are checked beside the tests, of which the longest files begin (tests/quick.py, LONGEST). What is marked serial follows
 # alone, from the files that have such tests.

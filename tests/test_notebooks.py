@@ -93,8 +93,6 @@ LONGEST_CELL = 16
 #: Lessons that are being rewritten: their comparisons are not asserted yet, and their cells are long.
 UNFINISHED = {
     # remove the line when it is done
-    "00_start_here",
-    # remove the line when it is done
     "04_fitting_and_honesty",
     # remove the line when it is done
     "09_what_if_and_cost",
@@ -256,6 +254,16 @@ def test_links_of_a_lesson_lead_somewhere_and_its_last_cell_back_and_on(lesson: 
     assert re.search(r"\]\(.*\.ipynb\)", lesson.cells[-1].source)
     for link in re.findall(r"\]\((?!http)([^)#]+)", lesson.join_prose()):
         assert (FOLDER / link).exists(), link
+
+
+def test_the_first_lesson_lists_all_others_and_make_lab_opens_it() -> None:
+    contents = read_lesson(FOLDER / "00_start_here.ipynb").cells[0].source
+    for path in NOTEBOOKS[1:]:
+        title = read_lesson(path).cells[0].source.splitlines()[0].removeprefix("# ")
+        assert f"[{title}]({path.name}): " in contents, "add it to the table of contents"
+    makefile = (FOLDER.parent / "Makefile").read_text(encoding="utf-8")
+    assert "FIRST_LESSON := notebooks/00_start_here.ipynb\n" in makefile
+    assert "--LabApp.default_url=/lab/tree/$(FIRST_LESSON) $(ARGS) .\n" in makefile
 
 
 def test_a_lesson_uses_perfkit_as_pk_and_torch_only_where_it_must(lesson: Lesson) -> None:
