@@ -54,6 +54,7 @@ from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 
+from perfkit.recording.fakes import Fakes, make_keyless
 from perfkit.recording.refusals import (
     GROUP_SIZE,
     OTHER_PROGRAM,
@@ -198,6 +199,8 @@ def _patch_fake_tensors() -> list[Patch]:
         """A fake tensor, or a parameter of one, as of `type(parameter)(parameter.to("meta"))`."""
         first = args[0] if args else None
         if not isinstance(first, FakeTensor):
+            if cls is FakeTensor and isinstance(first, Fakes):
+                return make_keyless(make_new, *args, **kwargs)
             return make_new(cls, *args, **kwargs)
         needs_gradient = bool(kwargs.get("requires_grad", first.requires_grad))
         if kwargs.get("_is_param", False):

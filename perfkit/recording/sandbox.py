@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -26,6 +27,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
+from perfkit.recording.fakes import Fakes, Left
 from perfkit.recording.patches import Patch, apply_patches, end_group, fake_ranks, list_patches
 from perfkit.recording.refusals import VALUE_ERRORS, explain, refuse
 
@@ -299,6 +301,23 @@ def _restore_tensors(states: list[_TensorState]) -> None:
             versions.append(version)
     if changed:
         torch._C._autograd._unsafe_set_version_counter(tuple(changed), tuple(versions))
+
+
+@contextmanager
+def leave_usable(fakes: Fakes) -> Iterator[None]:
+    """Let fake tensors be used after the capture that made them, such as a loss in a list.
+
+    Parameters
+    ----------
+    fakes : Fakes
+        The mode of the capture.
+    """
+    try:
+        yield
+    finally:
+        for tensor in find_alive(FakeTensor):
+            if tensor.fake_mode is fakes:
+                tensor.__class__ = Left
 
 
 # -- contexts that a step may leave open

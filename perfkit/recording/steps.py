@@ -63,7 +63,13 @@ from perfkit.recording.refusals import (
     is_called_by_compiled_code,
     refuse,
 )
-from perfkit.recording.sandbox import close_contexts, find_alive, open_sandbox, quieten
+from perfkit.recording.sandbox import (
+    close_contexts,
+    find_alive,
+    leave_usable,
+    open_sandbox,
+    quieten,
+)
 from perfkit.recording.scripts_answers import answer_steps
 from perfkit.recording.trails import USUAL
 from perfkit.recording.values import compute
@@ -722,6 +728,7 @@ def open_capture(recorder: Recorder, ranks: int, rank: int) -> Iterator[None]:
         For a step that needs a value that is not computed; the message names the line.
     """
     with (
+        leave_usable(recorder.values.fake),
         open_sandbox(recorder, ranks, rank),
         _follow(recorder),
         recorder.values.fake,

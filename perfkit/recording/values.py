@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.recording.alike import exchange
 from perfkit.recording.choices import Choices, balance
+from perfkit.recording.fakes import Fakes, HandOver, make_keyless
+from perfkit.recording.layouts import RULES, find_strides
 from perfkit.recording.recurrent import make_gradients, make_results
 from perfkit.recording.refusals import FORWARD_MODE, find_caller, refuse
 from perfkit.workloads.vocabulary import walk_tensors
@@ -84,8 +86,8 @@ MOST_SHARED = 1 << 16
 
 
 def compute(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function on real tensors, and record nothing."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    """Call a function on real tensors, and record nothing; a data set may hold fake ones."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), HandOver():
         return func(*args, **kwargs)
 
 
@@ -192,7 +194,7 @@ class Values:
 
     def __init__(self) -> None:
         # tensors without values
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self.fake = Fakes()
         self.laws: dict[int, Any] = {}  # distribution of lookups, by the rows of the table
         self.notes: dict[str, None] = {}  # assumptions, in the order they were made
         self.storages = Storages()
@@ -383,6 +385,8 @@ class Values:
         is_new = isinstance(out, FakeTensor) and not schema.written
         if given and known and drawn and is_new and is_small(out):
             return _keep(self.fake, compute(func, *self._list_known(args), **kwargs))
+        if name in RULES:
+            out = self._lay_out(name, schema.complete(args, kwargs), out)
         # PyTorch's rule returns fp32
         if name == "native_group_norm_backward" and out[0] is not None:
             out = (out[0].to(args[1].dtype), *out[1:])
@@ -449,6 +453,18 @@ class Values:
             self._sizes[key] = out.shape, out.stride(), out.dtype
         return out
 
+    def _lay_out(self, name: str, args: Any, out: Any) -> Any:
+        """Results of an operation, the first of which lies in memory as its kernel puts it."""
+        first = out if isinstance(out, Tensor) else out[0]
+        # a gradient that is not wanted, or that is written to a tensor that was given
+        if type(first) is not FakeTensor or first.constant is not None:
+            return out
+        strides = find_strides(name, args, first)
+        if strides == first.stride():
+            return out
+        placed = self._make(first.shape, strides, first.dtype, first.fake_device)
+        return placed if isinstance(out, Tensor) else (placed, *out[1:])
+
     def _make(
         self, shape: Sequence[int], strides: Sequence[int], dtype: Any, device: Any
     ) -> Tensor:
@@ -464,7 +480,7 @@ class Values:
         if device not in self._attributes:
             self._attributes[device] = vars(FakeTensor(self.fake, bare, device))
         keys: Any = {"dispatch_device": True, "device_for_backend_keys": device}
-        made: Any = Tensor._make_subclass(FakeTensor, bare, bare.requires_grad, **keys)
+        made = make_keyless(Tensor._make_subclass, bare, bare.requires_grad, **keys)
         torch._C._set_throw_on_mutable_data_ptr(made)
         vars(made).update(self._attributes[device])
         return made
