@@ -1,7 +1,7 @@
 """Models drawn from the lists of transformers, torchvision and timm: is their training step captured,
 and with the operations that it really runs, in order?
 
-python -m benchmarks.drawn_models --seed 46 --json OUT
+python -m benchmarks.drawn_models --seed 48 --json OUT
 python -m benchmarks.drawn_models --saved reference_data/measured/drawn-models.json
 
 A type of model and, in transformers, one of its heads are drawn; the smallest way to build it whose
