@@ -551,6 +551,14 @@ def test_a_bar_may_be_longer_than_a_slot() -> None:
     assert (bar["start_s"], bar["end_s"]) == pytest.approx((0.5, 9.0), abs=0.02)
 
 
+def test_a_start_that_rounding_moved_below_0_is_at_0_and_an_early_one_is_not() -> None:
+    stage = {"rank": 0, "stream": "compute", "phase": "forward", "end_s": 3.0}
+    (bar,) = read_data(plots.timeline_lanes([stage | {"start_s": -5e-14}]))
+    assert bar["start_s"] == 0.0, "else the axis begins far below 0"
+    (bar,) = read_data(plots.timeline_lanes([stage | {"start_s": -0.1}]))
+    assert bar["start_s"] == -0.1
+
+
 def test_a_bar_is_pale_where_a_stream_is_idle_and_names_its_longest_operation() -> None:
     rows = []
     for number in range(10_000):

@@ -27,6 +27,8 @@ _SEEN = 0.1
 _RARE = 0.02
 #: Gaps below this share of the width of a chart are not seen [-].
 _GAP = 1 / 1000
+#: Starts below this share of the time of an iteration are 0, moved by rounding [-].
+_ROUNDING = 1e-9
 #: Share of a bar in which a stream is busy, below which the bar is visibly paler [-].
 _PALE = 0.9
 
@@ -92,6 +94,8 @@ def _read_spans(frame: Frame) -> Table:
     rows = canvas.read_frame(
         frame, rank=0, stream="", phase="", start_s=0.0, end_s=0.0, name="", module=""
     )
+    is_at_0 = pl.col("start_s").abs() < _ROUNDING * pl.max("end_s")
+    rows = rows.with_columns(start_s=pl.when(is_at_0).then(0.0).otherwise("start_s"))
     seconds = pl.col("end_s") - pl.col("start_s")
     lane = pl.format("rank {} · {}", "rank", "stream")
     is_named = pl.element() != ""
@@ -144,8 +148,7 @@ def _list_lanes(spans: Table) -> list[str]:
 def _name_early_ranks(spans: Table) -> str:
     """The line under a timeline that says which ranks begin before the iteration; empty if none
     does."""
-    rounding = 1e-9 * _find_end(spans)
-    ranks = canvas.unique(spans.filter(pl.col("start_s") < -rounding)["rank"])
+    ranks = canvas.unique(spans.filter(pl.col("start_s") < 0)["rank"])
     if not ranks:
         return ""
     if len(ranks) == 1:
