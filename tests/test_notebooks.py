@@ -95,12 +95,6 @@ UNFINISHED = {
     # remove the line when it is done
     "04_fitting_and_honesty",
     # remove the line when it is done
-    "09_what_if_and_cost",
-    # remove the line when it is done
-    "10_scale_out",
-    # remove the line when it is done
-    "11_techniques",
-    # remove the line when it is done
     "12_calibrate_from_your_runs",
     # remove the line when it is done
     "13_embedding_lookup",
