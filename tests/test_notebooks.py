@@ -104,8 +104,6 @@ UNFINISHED = {
     "15_pick_a_sharding",
     # remove the line when it is done
     "18_calibrate_this_machine",
-    # remove the line when it is done
-    "19_calibrate_a_cluster",
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests import samples
+from tests import lesson_logs, samples
 
 
 def list_files(folder: Path) -> list[str]:
@@ -47,3 +47,10 @@ def test_each_sample_is_small_and_the_readme_says_what_it_is() -> None:
             top = path.relative_to(samples.FOLDER).parts[0]
             assert f"`{top}" in readme, f"{top} is not in tests/data/README.md"
             assert path.stat().st_size < 16_000, path.name
+
+
+def test_the_logs_of_a_lesson_are_those_that_their_script_writes() -> None:
+    written = lesson_logs.write_logs()
+    assert list_files(lesson_logs.FOLDER) == sorted(written)
+    for name, text in written.items():
+        assert (lesson_logs.FOLDER / name).read_text(encoding="utf-8") == text, name
