@@ -110,17 +110,3 @@ def test_ranks_that_do_the_same_need_no_such_line() -> None:
     chart = r.chart("timeline").to_dict()
     assert "layer" not in chart and r.timeline()["start_s"].min() >= 0.0
     assert not [line for line in chart["title"]["subtitle"] if "left of 0" in line]
-
-
-def test_an_operation_that_begins_before_zero_by_rounding_begins_at_zero() -> None:
-    row = {"rank": 0, "stream": "compute", "phase": "forward", "name": "a"}
-    rows = [{**row, "start_s": -4e-17, "end_s": 0.01}, {**row, "start_s": 0.02, "end_s": 0.03}]
-    assert list_starts(pk.plots.timeline_lanes(rows)) == [0.0, 0.02]
-    early = [{**row, "start_s": -0.005, "end_s": 0.01}, rows[1]]
-    assert list_starts(pk.plots.timeline_lanes(early)) == [-0.005, 0.02], "a rank may begin early"
-
-
-def list_starts(chart: Any) -> list[float]:
-    """When the bars of a timeline begin [s]."""
-    (rows,) = chart.to_dict()["datasets"].values()
-    return [bar["start_s"] for bar in rows]

@@ -60,7 +60,7 @@ def timeline_lanes(
     """
     check_threads()
     check_type("about", about, str)
-    spans = _begin_at_zero(_read_spans(frame))
+    spans = _read_spans(frame)
     lanes = _list_lanes(spans)
     drawn_lanes = lanes[:_LANES]
     bars = _sum_bars(spans.filter(pl.col("lane").is_in(drawn_lanes)))
@@ -111,14 +111,6 @@ def _read_spans(frame: Frame) -> Table:
         busy_s=seconds,
         operations=pl.lit(1),
     )
-
-
-def _begin_at_zero(spans: Table) -> Table:
-    """Operations that begin before 0 by rounding alone begin at 0, so that no axis has room on the
-    left of it."""
-    rounding = 1e-9 * _find_end(spans)
-    is_rounded = pl.col("start_s").is_between(-rounding, 0.0)
-    return spans.with_columns(start_s=pl.when(is_rounded).then(0.0).otherwise("start_s"))
 
 
 def _list_phases(spans: Table, bars: Table) -> list[str]:
