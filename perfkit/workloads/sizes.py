@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import is_dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -185,10 +186,25 @@ def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int
 
 def alter(value: Any, changes: Mapping[str, Any]) -> Any:
     """A copy of a workload or graph with other values in some fields; its constructor does not
-    check them again."""
+    check them again. What was computed from the former values is not kept."""
     part = copy(value)
+    for name in _list_computed(type(value)):
+        vars(part).pop(name, None)
     vars(part).update(changes)
     return part
+
+
+def list_fields(value: Any) -> dict[str, Any]:
+    """What a workload or graph holds by name, without what it has computed from that."""
+    computed = _list_computed(type(value))
+    return {name: part for name, part in vars(value).items() if name not in computed}
+
+
+@lru_cache(maxsize=256)
+def _list_computed(kind: type) -> frozenset[str]:
+    """Names of the values of a class that it computes once."""
+    members = [item for owner in kind.__mro__ for item in vars(owner).items()]
+    return frozenset(name for name, member in members if isinstance(member, cached_property))
 
 
 def map_sizes(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
@@ -200,7 +216,7 @@ def map_sizes(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
         return tuple(map_sizes(part, kind, change) for part in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    changes = {name: map_sizes(part, kind, change) for name, part in vars(value).items()}
+    changes = {name: map_sizes(part, kind, change) for name, part in list_fields(value).items()}
     return alter(value, changes)
 
 
@@ -235,7 +251,7 @@ def count_configurations(value: Any) -> int:
     if isinstance(value, tuple):
         parts = value
     elif is_dataclass(value):
-        parts = vars(value).values()
+        parts = list_fields(value).values()
     counts_of_parts = set[int]()
     for part in parts:
         if not isinstance(part, str | int | float):

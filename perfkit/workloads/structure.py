@@ -22,7 +22,7 @@ import numpy as np
 from perfkit.ground.units import Array, check_positive, check_type, show
 from perfkit.workloads.columns import Accesses, Features
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.sizes import alter, count_configurations, map_sizes
+from perfkit.workloads.sizes import alter, count_configurations, list_fields, map_sizes
 from perfkit.workloads.symbolic_sizes import Expressions, OpenSize, SymbolicSize
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -235,7 +235,7 @@ class OpenGraph:
 
     @cached_property
     def _has_symbolic_tables(self) -> bool:
-        sizes = [size for table in self.tables for size in vars(table).values()]
+        sizes = [size for table in self.tables for size in list_fields(table).values()]
         return any(isinstance(size, SymbolicSize) for size in sizes)
 
     def describe(self, operation: int) -> dict[str, str]:
@@ -397,7 +397,8 @@ def _open_arrays(value: Any, path: tuple[str | int, ...], known: dict[int, OpenS
         return tuple(_open_arrays(part, (*path, index), known) for index, part in enumerate(value))
     if is_dataclass(value):
         opened = {
-            name: _open_arrays(part, (*path, name), known) for name, part in vars(value).items()
+            name: _open_arrays(part, (*path, name), known)
+            for name, part in list_fields(value).items()
         }
         return alter(value, opened)
     return value
