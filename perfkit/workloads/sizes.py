@@ -188,7 +188,7 @@ def alter(value: Any, changes: Mapping[str, Any]) -> Any:
     """A copy of a workload or graph with other values in some fields; its constructor does not
     check them again. What was computed from the former values is not kept."""
     part = copy(value)
-    for name in _list_computed(type(value)):
+    for name in _list_computed(value.__class__):
         vars(part).pop(name, None)
     vars(part).update(changes)
     return part
@@ -196,7 +196,7 @@ def alter(value: Any, changes: Mapping[str, Any]) -> Any:
 
 def list_fields(value: Any) -> dict[str, Any]:
     """What a workload or graph holds by name, without what it has computed from that."""
-    computed = _list_computed(type(value))
+    computed = _list_computed(value.__class__)
     return {name: part for name, part in vars(value).items() if name not in computed}
 
 
