@@ -16,7 +16,7 @@ import vl_convert
 
 import perfkit as pk
 from perfkit import plots
-from perfkit.models.collectives import alpha_beta
+from perfkit.models.collectives import alpha_beta, pipelined
 from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.models.roofline import roofline_time
 from perfkit.platform.estimates import keep_quiet
@@ -699,11 +699,38 @@ def test_a_browser_computes_what_the_closed_form_says(name: str, doublings: floa
         if "bind" in parameter:
             parameter["value"] = doublings
     drawn = json.dumps(vl_convert.vegalite_to_scenegraph(json.dumps(spec)))
-    points = re.findall(r': ([^;"]+); [^:;]+: ([^;]+); curve: (?:time|kernel|distinct);', drawn)
+    points = re.findall(r': ([^;"]+); [^:;]+: ([^;]+); curve: (?:sum|kernel|distinct);', drawn)
     assert len(points) == 242, "241 along the line, and the one that is asked"
     values = {name: start * 2**doublings for name, start in question.starts.items()}
     for x, value in points:
         assert float(value) == pytest.approx(question.form(float(x), **values), rel=1e-9)
+
+
+def test_a_browser_computes_the_rounder_corner_of_collectives() -> None:
+    spec = plots.ask_alpha_beta(alpha=1e-5, beta=5e-12).to_dict()
+    drawn = json.dumps(vl_convert.vegalite_to_scenegraph(json.dumps(spec)))
+    points = re.findall(r': ([^;"]+); [^:;]+: ([^;]+); curve: pipelined', drawn)
+    assert len(points) == 241
+    for nbytes, time in points:
+        expected = pipelined(float(nbytes), alpha=1e-5, beta=5e-12)
+        assert float(time) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", SLIDERS)
+def test_curves_stay_in_the_chart_wherever_sliders_of_other_parameters_are(name: str) -> None:
+    spec = SLIDERS[name].ask(**SLIDERS[name].starts).to_dict()
+    low, high = spec["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    *others, _ = [parameter["bind"] for parameter in spec["params"] if "bind" in parameter]
+    assert {bind["max"] for bind in others} == {3}
+    ends = [low, high]
+    for doublings in (-3, 3):
+        for parameter in spec["params"][:-2]:
+            if "bind" in parameter:
+                parameter["value"] = doublings
+        drawn = json.dumps(vl_convert.vegalite_to_scenegraph(json.dumps(spec)))
+        values = re.findall(r': [^;"]+; [^:;]+: ([^;]+); curve: (?:sum|kernel|distinct);', drawn)
+        ends += [float(value) for value in values]
+    assert (min(ends), max(ends)) == (low, high)
 
 
 @pytest.mark.parametrize("name", SLIDERS)

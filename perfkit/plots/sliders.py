@@ -19,8 +19,11 @@ from perfkit.plots.canvas import Domain, label_si
 from perfkit.plots.colours import INK, colour
 from perfkit.plots.theme import LayerChart
 
-#: How many times a slider can double or halve its value; the axis covers the same range [-].
+#: How many times the slider of the horizontal axis can double or halve its value; the axis covers the
+#: same range [-].
 _DOUBLINGS = 10
+#: The same of all other sliders; the vertical axis has room for what they change [-].
+_DOUBLINGS_OF_OTHERS = 3
 #: Steps of a curve along its axis [-].
 _STEPS = 240
 
@@ -57,7 +60,8 @@ def _draw_question(question: _Question) -> alt.LayerChart:
     swept = question.swept
     start = _read_start(swept)
     ends = Domain(start / 2.0**_DOUBLINGS, start * 2.0**_DOUBLINGS)
-    values = canvas.log_domain([float(question.form(end)) for end in ends], room=4)
+    room = 1.5 * 2.0**_DOUBLINGS_OF_OTHERS
+    values = canvas.log_domain([float(question.form(end)) for end in ends], room=room)
     x = canvas.log_axis(swept.name, question.label_of_axis, ends, swept.unit)
     y = canvas.log_axis("value", question.label_of_answer, values, question.unit_of_answer, alt.Y)
     legend = alt.Legend(orient="bottom", title=None)
@@ -69,8 +73,9 @@ def _draw_question(question: _Question) -> alt.LayerChart:
         _draw_answer(question).encode(x, y, text="text:N"),
     ]
     settings = []
-    for parameter in question.parameters:
-        settings += _make_slider(parameter)
+    for parameter in question.parameters[:-1]:
+        settings += _make_slider(parameter, _DOUBLINGS_OF_OTHERS)
+    settings += _make_slider(swept, _DOUBLINGS)
     title = alt.Title(alt.ExprRef(_write_title(question)))
     chart = LayerChart(layer=layers, title=title).add_params(*settings)
     names = ", ".join(parameter.name for parameter in question.parameters)
@@ -83,15 +88,15 @@ def _read_start(parameter: _Parameter) -> Any:
     return read_number(parameter.start)
 
 
-def _make_slider(parameter: _Parameter) -> list[alt.Parameter]:
-    """The slider of a parameter, and the value that follows from it."""
+def _make_slider(parameter: _Parameter, most: int) -> list[alt.Parameter]:
+    """The slider of a parameter, which doubles it `most` times, and the value that follows from it."""
     start = _read_start(parameter)
     doublings = f"{parameter.name}_doublings"
     slider = alt.binding_range(
-        min=-_DOUBLINGS,
-        max=_DOUBLINGS,
+        min=-most,
+        max=most,
         step=0.25,
-        name=f"{parameter.name} [{parameter.unit or '-'}], doublings ",
+        name=f"{parameter.name}: times 2 to the power of ",
     )
     value = f"{float(start)!r} * pow(2, {doublings})"
     if isinstance(start, int):
@@ -103,12 +108,12 @@ def _make_slider(parameter: _Parameter) -> list[alt.Parameter]:
 
 
 def _write_title(question: _Question) -> str:
-    """An expression of Vega for the heading and the values of all parameters."""
+    """An expression of Vega for two lines: the heading, and the values of all parameters."""
     values = [
-        f"{parameter.name} ' + {label_si(parameter.unit, parameter.name)}"
+        f"'{parameter.name} ' + {label_si(parameter.unit, parameter.name)}"
         for parameter in question.parameters
     ]
-    return f"'{question.heading}' + ': " + " + ', ".join(values)
+    return f"['{question.heading}', " + " + ', ' + ".join(values) + "]"
 
 
 def _draw_curves(question: _Question, ends: Domain) -> alt.Chart:
@@ -143,20 +148,21 @@ def _draw_answer(question: _Question) -> alt.Chart:
 
 
 def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
-    """Draw the time of a message, with sliders for start-up, time per byte and size.
+    """Draw the time of a message, with sliders for latency, time per byte and size.
 
     Parameters
     ----------
     alpha : float
-        Time of an empty message, where its slider begins [s].
+        Latency: time of an empty message, where its slider begins [s].
     beta : float
         Time per byte, where its slider begins [s/B].
 
     Returns
     -------
     chart : altair.LayerChart
-        `perfkit.models.collectives.alpha_beta` and its two terms. The size begins where both terms
-        are equal.
+        `perfkit.models.collectives.alpha_beta` and its two terms, and
+        `perfkit.models.collectives.pipelined`, whose corner between both is rounder. The size begins
+        where both terms are equal.
 
     Raises
     ------
@@ -166,7 +172,7 @@ def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
     Examples
     --------
     >>> ask_alpha_beta(alpha=10e-6, beta=1 / 200e9).to_dict()["description"]
-    'Alpha-beta with sliders for alpha, beta, nbytes: time, start-up, transfer'
+    'Alpha-beta with sliders for alpha, beta, nbytes: sum, latency, transfer time, pipelined'
     """
     balanced = check_positive("alpha", alpha) / check_positive("beta", beta)
 
@@ -184,9 +190,11 @@ def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
         label_of_answer="Time",
         unit_of_answer="s",
         curves={
-            "time": "alpha + beta * datum.nbytes",
-            "start-up": "alpha",
-            "transfer": "beta * datum.nbytes",
+            "sum": "alpha + beta * datum.nbytes",
+            "latency": "alpha",
+            "transfer time": "beta * datum.nbytes",
+            # with the usual sharpness
+            "pipelined": "pow(pow(alpha, 0.6) + pow(beta * datum.nbytes, 0.6), 1 / 0.6)",
         },
         form=find_time,
     )
