@@ -107,7 +107,7 @@ KINDS = {
     "check": Kind(
         check,
         (
-            "7.13</td>",
+            "7.13 %</td>",
             "+30.0%",
             "12 ms (11.8 ms to 12.4 ms)",
             "processor",
