@@ -112,7 +112,7 @@ KINDS = {
             "12 ms (11.8 ms to 12.4 ms)",
             "processor",
             "at the usual pace",
-            "3.21</td>",
+            "3.21 %</td>",
         ),
     ),
     "calibration": Kind(
