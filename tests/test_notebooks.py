@@ -102,8 +102,6 @@ UNFINISHED = {
     "14_dlrm_iteration",
     # remove the line when it is done
     "15_pick_a_sharding",
-    # remove the line when it is done
-    "18_calibrate_this_machine",
 }
 
 

@@ -289,8 +289,15 @@ def draw_ladder() -> Any:
     return plots.bandwidth_ladder(rows, [{"way": "PCIe", "bandwidth_bytes_per_s": 4e10}])
 
 
+def draw_fit() -> Any:
+    points = [{"nbytes": 1e4, "bytes_per_s": 3e9}, {"nbytes": 1e8, "bytes_per_s": 4e10}]
+    curve = [{"nbytes": 1e3, "bytes_per_s": 1e9}, {"nbytes": 1e8, "bytes_per_s": 5e10}]
+    return plots.bandwidth_fit(points, curve, capacities={"L2": 1e6})
+
+
 #: Each chart with rows of its own; the name says what it shows.
 CHARTS = {
+    "fit": draw_fit,
     "node": draw_node,
     "ring": draw_ring,
     "ladder": draw_ladder,
@@ -940,3 +947,12 @@ def test_a_ladder_keeps_its_order_and_shows_what_was_measured() -> None:
     assert [row["text"] for row in texts] == ["3 TB/s", "50 GB/s"]
     assert all(row["start"] < 4e10 for row in bars)
     assert ticks == [{"way": "PCIe", "bandwidth_bytes_per_s": 4e10}]
+
+
+def test_a_fit_is_a_line_and_what_was_measured_are_points() -> None:
+    line, points, rule, name = draw_fit().to_dict()["layer"]
+    assert (line["mark"]["type"], points["mark"]["type"]) == ("line", "point")
+    assert [row["bytes_per_s"] for row in read_data(draw_fit(), 0)] == [1e9, 5e10]
+    assert [row["bytes_per_s"] for row in read_data(draw_fit(), 1)] == [3e9, 4e10]
+    assert (rule["mark"]["type"], name["encoding"]["text"]["field"]) == ("rule", "name")
+    assert len(plots.bandwidth_fit([], []).to_dict()["layer"]) == 2

@@ -26,6 +26,7 @@ from perfkit.plots.breakdowns import breakdown_bars
 from perfkit.plots.collectives import collective_curves
 from perfkit.plots.colours import INK, PALETTE
 from perfkit.plots.diagnoses import measured_against_links
+from perfkit.plots.fits import bandwidth_fit
 from perfkit.plots.fronts import strategy_front
 from perfkit.plots.gains import gain_bars
 from perfkit.plots.ladders import bandwidth_ladder
@@ -48,6 +49,7 @@ __all__ = [
     "ask_alpha_beta",
     "ask_roofline",
     "ask_unique_rows",
+    "bandwidth_fit",
     "bandwidth_ladder",
     "breakdown_bars",
     "collective_curves",
