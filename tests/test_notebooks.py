@@ -95,8 +95,6 @@ UNFINISHED = {
     # remove the line when it is done
     "04_fitting_and_honesty",
     # remove the line when it is done
-    "12_calibrate_from_your_runs",
-    # remove the line when it is done
     "13_embedding_lookup",
     # remove the line when it is done
     "14_dlrm_iteration",

@@ -60,6 +60,9 @@ def test_runs_on_another_machine_move_predictions_to_it() -> None:
     tuning = tune(GPT, NODE, pl.DataFrame(fitted))
     measured = np.array([run["seconds"] for run in left_out])
     untuned = np.array([run["seconds"] for run in time(SETTINGS[2::3], NODE)])
+    before = [run["seconds"] for run in time(SETTINGS, NODE)]
+    of_fitted = [seconds for number, seconds in enumerate(before) if number % 3 < 2]
+    assert tuning.table()["untuned_s"].to_list() == pytest.approx(of_fitted, rel=1e-3)
     priced = tuning.price(left_out)
     errors = np.abs(priced["predicted_s"].to_numpy() / measured - 1)
     assert errors.mean() < np.abs(untuned / measured - 1).mean() / 2
@@ -79,6 +82,15 @@ def test_errors_of_runs_left_out_are_those_of_fits_without_them() -> None:
         error = without.price([runs[number]])["predicted_s"][0] / runs[number]["seconds"] - 1
         assert tuning.table()["left_out"][number] == pytest.approx(error, abs=0.02)
     assert np.abs(tuning.table()["left_out"]).mean() == pytest.approx(tuning.error)
+
+
+def test_a_chart_of_runs_has_each_before_the_fit_and_by_a_fit_to_the_others() -> None:
+    runs = time(SETTINGS[:6], NODE.with_scale(peak=0.8), 0.02)
+    tuning = tune(GPT, NODE, runs)
+    drawn = str(tuning.chart().to_dict())
+    for row in tuning.table().to_dicts():
+        assert f"{row['untuned_s']}" in drawn
+        assert f"{row['seconds'] * (1 + row['left_out'])}" in drawn
 
 
 def test_what_nobody_ran_is_said_and_helps_most_to_measure() -> None:

@@ -17,7 +17,7 @@ from perfkit.calibration.cpu_context import expect_spread
 from perfkit.fitting import Fit, Iteration
 from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import LINKS
-from perfkit.ground.results import Table, Tabular, read_records
+from perfkit.ground.results import Picture, Table, Tabular, read_records
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
 from perfkit.platform.collective_costs import SIGMA_START_UP, SIGMA_TRANSFER
 from perfkit.platform.estimates import find_interval, warn_once
@@ -45,7 +45,7 @@ _FIELDS = {own.name: own.default for own in fields(Strategy)}
 _SIZES = {own.name for own in fields(Transformer)} - {"family", *_FIELDS}
 #: Columns of a table of runs that perfkit has written, which is read as runs again; `predicted` is
 #: the former name of `predicted_s`.
-_WRITTEN = ("predicted_s", "left_out", "predicted")
+_WRITTEN = ("predicted_s", "untuned_s", "left_out", "predicted")
 
 
 class _Group(NamedTuple):
@@ -191,10 +191,26 @@ class Tuning(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Columns as given; predicted_s [s]; left_out, the relative error of a fit without this run
-            [-].
+            Columns as given; predicted_s [s]; untuned_s, what the platform predicted before the fit
+            [s]; left_out, the relative error of a fit without this run [-].
         """
         return self.frame
+
+    def chart(self) -> Picture:
+        """Chart of predicted against measured times: before the fit, and by a fit to the other runs."""
+        from perfkit import plots
+
+        rows = []
+        for number, run in enumerate(self.frame.to_dicts()):
+            shared = {"name": f"run {number}", "measured_s": run["seconds"]}
+            rows.append({**shared, "family": "before", "predicted_s": run["untuned_s"]})
+            tuned_time = run["seconds"] * (1 + run["left_out"])
+            low, high = find_interval(tuned_time, self.spread, 0.8)
+            tuned = {"predicted_s": tuned_time, "low_s": float(low), "high_s": float(high)}
+            rows.append({**shared, "family": "fit to the others", **tuned})
+        return plots.predicted_vs_measured(
+            rows, title="Runs before the fit, and by a fit to the others"
+        )
 
     @property
     def error(self) -> float:
@@ -309,6 +325,7 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
     )
     variances = np.einsum("ij,jk,ik->i", fit.slopes, fit.covariance, fit.slopes)
     leverage = np.minimum(fit.weights * variances, 0.99)
+    untuned = evaluate(np.zeros(len(names)))
     times = evaluate(fit.parameters)
     left_out = (times - logs) / (1 - leverage)
     spread = expect_spread(left_out.tolist(), model.family)
@@ -324,7 +341,12 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
         "spread": np.sqrt(np.diag(fit.covariance)),
         "before": width,
     }
-    frame = _frame(rows, {"predicted_s": np.exp(times), "left_out": np.exp(left_out) - 1})
+    columns = {
+        "predicted_s": np.exp(times),
+        "untuned_s": np.exp(untuned),
+        "left_out": np.exp(left_out) - 1,
+    }
+    frame = _frame(rows, columns)
     tuned = replace(scaled, context=context)
     return Tuning(tuned, frame, pl.DataFrame(scales), spread, model, fit.covariance)
 
