@@ -146,6 +146,29 @@ def test_a_parameter_at_its_bound_is_named_and_has_no_error() -> None:
     assert "memory_efficiency" in fit(*measured(9, 300, noise=0.02, parameters=fast)).at_bounds
 
 
+def test_a_note_says_what_a_parameter_is_and_what_it_was_before() -> None:
+    work, seconds = measured(1, 12)
+    only_arithmetic = {**work, "nbytes": np.zeros(12)}
+    (note,) = fit(only_arithmetic, seconds).notes[:1]
+    assert note.startswith("memory_efficiency is hardly known from these measurements: it is 0.78,")
+    assert note.endswith("and was 0.78 before them (bf16 GEMMs of A100 and H100)")
+
+
+def test_another_device_can_be_the_prior() -> None:
+    work, seconds = measured(1, 12)
+    silent = {**work, "nbytes": np.zeros(12)}  # no measurement says anything of the memory
+    usual = fit(silent, seconds)
+    assert dict(fit(silent, seconds, prior={})) == dict(usual)
+    other = fit(silent, seconds, prior={"memory_efficiency": 0.6})
+    assert other["memory_efficiency"] == pytest.approx(0.6)
+    assert other["launch"] == pytest.approx(usual["launch"])
+    assert "and was 0.6 before them (the prior of the call)" in other.notes[0]
+    device = fit(*measured(2, 60), source="another device")
+    carried_over = fit(silent, seconds, prior=device)
+    assert carried_over["memory_efficiency"] == pytest.approx(device["memory_efficiency"])
+    assert carried_over.notes[0].endswith("(another device)")
+
+
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(4, 40), st.floats(0.0, 0.6))
 def test_any_data_give_parameters_within_bounds(seed: int, n: int, noise: float) -> None:
@@ -188,6 +211,10 @@ def test_the_spread_falls_with_time_within_limits_and_platforms_keep_and_use_it(
         ({"peak": 0.0}, "peak .* above 0"),
         ({"bandwidth": np.inf}, "bandwidth has the shape"),
         ({"flops": 0.0, "nbytes": 0.0}, "flops and nbytes are 0 throughout"),
+        ({"prior": 1.8}, "prior is 1.8"),
+        ({"prior": {"sharp": 1.8}}, "parameter of prior is 'sharp'; known are launch"),
+        ({"prior": {"sharpness": 0.5}}, r"prior\['sharpness'\] is 0.5; it must be from 1 to 20$"),
+        ({"prior": {"launch": 1.0}}, r"prior\['launch'\] is 1.0; it must be from 1e-08 to 0.001 s"),
     ],
 )
 def test_wrong_input_is_refused(changed: dict[str, Any], message: str) -> None:

@@ -162,6 +162,10 @@ def draw_predicted_vs_measured() -> Any:
     return plots.predicted_vs_measured(list_runs())
 
 
+def draw_residuals() -> Any:
+    return plots.residuals_by_time(list_runs())
+
+
 def draw_breakdown() -> Any:
     return plots.breakdown_bars(breakdown())
 
@@ -281,6 +285,10 @@ def draw_ring() -> Any:
     return plots.draw_ring()
 
 
+def draw_dlrm() -> Any:
+    return plots.draw_dlrm()
+
+
 def draw_ladder() -> Any:
     rows = [
         {"way": "HBM", "bandwidth_bytes_per_s": 3e12, "evidence": "datasheet"},
@@ -300,8 +308,10 @@ CHARTS = {
     "fit": draw_fit,
     "node": draw_node,
     "ring": draw_ring,
+    "DLRM": draw_dlrm,
     "ladder": draw_ladder,
     "predicted_vs_measured": draw_predicted_vs_measured,
+    "residuals": draw_residuals,
     "breakdown": draw_breakdown,
     "breakdown of runs": draw_breakdown_of_runs,
     "timeline": draw_timeline,
@@ -417,6 +427,28 @@ def read_subtitle(chart: Any) -> list[str]:
 
 #: Layers of a chart of predicted and measured times.
 BAND, DIAGONAL, POINTS = 0, 1, 4
+
+
+def test_axes_of_a_sweep_have_the_units_that_the_names_of_columns_end_with() -> None:
+    rows = [{"rows": 10.0**power, "lookup_s": 1e-9 * power} for power in (3, 4)]
+    encoding = plots.sweep_lines(rows, x="rows", y="lookup_s").to_dict()["layer"][0]["encoding"]
+    assert encoding["y"]["title"] == "lookup"
+    assert " $1s'" in encoding["y"]["axis"]["labelExpr"], "2 ns, not 2e-9"
+    assert " $1" not in encoding["x"]["axis"]["labelExpr"]
+
+
+def test_residuals_are_ratios_by_predicted_time_with_their_interval() -> None:
+    """The second row is half as long as predicted and has no interval."""
+    long = {"family": "fit", "name": "long", "predicted_s": 2.0, "measured_s": 3.0}
+    short = {"family": "fit", "name": "short", "predicted_s": 1e-3, "measured_s": 5e-4}
+    chart = plots.residuals_by_time([long | {"low_s": 1.0, "high_s": 4.0}, short])
+    first, second = read_data(chart, 2)
+    assert [row["name"] for row in (first, second)] == ["short", "long"], "in order of the axis"
+    assert (first["ratio"], first["low"], first["high"]) == (0.5, 1.0, 1.0)
+    assert (second["ratio"], second["low"], second["high"]) == (1.5, 0.5, 2.0)
+    assert read_subtitle(chart)[0].startswith("2 runs: error 57.7% geometric mean, 66.7% mean")
+    low, high = chart.to_dict()["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    assert low < 0.5 and high > 2.0
 
 
 def test_predicted_vs_measured_shows_diagonal_band_and_error() -> None:
@@ -938,6 +970,30 @@ def test_a_ring_marks_what_is_sent_next() -> None:
     colors = [row["color"] for row in spec["datasets"][boxes]]
     assert colors.count(plots.PALETTE[1]) == 12, "four parts in each of three steps"
     assert colors.count(plots.PALETTE[2]) == 4, "four whole sums"
+
+
+def test_a_dlrm_has_an_mlp_and_tables_on_each_rank_and_one_exchange_between_them() -> None:
+    texts = list_texts(draw_dlrm())
+    for of_each_rank in ("bottom MLP", "its embedding tables", "pooled rows", "and loss"):
+        assert texts.count(of_each_rank) == 2
+    assert texts.count("all_to_all: each rank gets the pooled rows") == 1
+    spec = draw_dlrm().to_dict()
+    (name,) = {
+        layer["data"]["name"]
+        for layer in spec["layer"]
+        if layer["mark"]["type"] == "rect"
+        and "stroke" in layer["encoding"]
+        and len(spec["datasets"][layer["data"]["name"]]) > 2
+    }
+    boxes = spec["datasets"][name]
+    middles = sorted((box["x"] + box["x2"]) / 2 for box in boxes)
+    width = spec["width"]
+    assert middles == pytest.approx(sorted(width - x for x in middles)), "ranks mirror each other"
+    for box in boxes:
+        for other in boxes:
+            beside = box["x2"] <= other["x"] or other["x2"] <= box["x"]
+            above = box["y2"] <= other["y"] or other["y2"] <= box["y"]
+            assert box is other or beside or above, "no box hides another"
 
 
 def test_a_ladder_keeps_its_order_and_shows_what_was_measured() -> None:

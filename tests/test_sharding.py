@@ -18,6 +18,7 @@ from perfkit.ground.units import format_interval, format_time, steady
 from perfkit.models.distributions import Zipf
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
+from perfkit.plots import breakdown_bars
 from perfkit.sharding import bound, costs, planner, prices, problem, setup, starts, state
 from perfkit.sharding.candidates import list_candidates, list_floors
 from perfkit.sharding.costs import COLUMNS, Cost
@@ -1146,6 +1147,28 @@ def test_the_first_table_may_have_fewer_rows_than_there_are_ranks(rows: list[int
             warnings.simplefilter("ignore")
             times.append(find(model, "h100-sxm-8x2", ranks=16, steps=10).prediction.time)
     assert times[0] == pytest.approx(times[1])
+
+
+def test_charts_of_a_plan_and_of_its_parts_name_and_colour_messages_alike() -> None:
+    """Two tables on one rank each, a copied one, and one that is split by rows."""
+    tables = TableSet([EmbeddingTable(10_000, 128, 5.0) for _ in range(4)], batch=4096)
+    by_rows = Placement("row_wise", (0, 1))
+    copied = Placement("data_parallel", (0, 1))
+    price = price_plan(tables, "h100-sxm-8", Plan.from_owners([0, 1, copied, by_rows], ranks=2))
+    spec = price.chart().to_dict()
+    scale = spec["hconcat"][0]["layer"][0]["encoding"]["color"]["scale"]
+    of_ranks = dict(zip(scale["domain"], scale["range"], strict=True))
+    rows = [{"phase": "", "kind": part, "time_s": s} for part, s in price.parts.items()]
+    scale = breakdown_bars(rows).to_dict()["encoding"]["color"]["scale"]
+    of_parts = dict(zip(scale["domain"], scale["range"], strict=True))
+    messages = {"exchange of pooled rows", "partial sums", "gradients of copies"}
+    assert messages <= set(of_ranks)
+    for message in messages:
+        assert of_ranks[message] == of_parts[message]
+    bars = spec["datasets"][spec["hconcat"][0]["layer"][0]["data"]["name"]]
+    for message in messages:
+        of_rank_0 = [bar["value"] for bar in bars if (bar["rank"], bar["part"]) == (0, message)]
+        assert of_rank_0 == [pytest.approx(price.parts[message])]
 
 
 def test_memory_that_everything_else_fills_is_said_and_never_negative() -> None:

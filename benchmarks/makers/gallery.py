@@ -724,7 +724,8 @@ def _fit_batched(platform: Platform, surveyed: _Surveyed) -> dict[str, KernelMod
         np.array([one.seconds for one in timings]),
         peak=peak,
         bandwidth=surveyed.bandwidth,
-        **surveyed.about,
+        source=surveyed.about["source"],
+        date=surveyed.about["date"],
     )
     about = {item.name: getattr(fit, item.name) for item in fields(Fit)}
     tiled = TiledRoofline.build({**fit, **_BATCHED_TILE}, **about)
@@ -795,7 +796,8 @@ def _fit_pass(surveyed: _Surveyed, backend: str, phase: str, kernel: str) -> Ker
         np.array([one.seconds for one in timings]),
         peak=device.peaks["bf16"].value,
         bandwidth=surveyed.bandwidth,
-        **surveyed.about,
+        source=surveyed.about["source"],
+        date=surveyed.about["date"],
     )
     return surveyed.mark(add_tiles(fit, tiles))
 

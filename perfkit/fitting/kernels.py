@@ -2,6 +2,7 @@
 times shows."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.fitting.models import Additive, Roofline
-from perfkit.fitting.parameters import SPREAD_SLOPE
+from perfkit.fitting.parameters import SPREAD_SLOPE, Fit
 from perfkit.fitting.regression import (
     COLUMNS,
     build_fit,
@@ -19,7 +20,15 @@ from perfkit.fitting.regression import (
     fit_terms,
 )
 from perfkit.ground.forms import refuse_misfits
-from perfkit.ground.units import Array, Values, check_type, read_numbers, show
+from perfkit.ground.units import (
+    Array,
+    Values,
+    check_choice,
+    check_positive,
+    check_type,
+    read_numbers,
+    show,
+)
 from perfkit.models.caches import miss_share
 from perfkit.models.roofline import roofline_time
 
@@ -42,8 +51,9 @@ _ROOFLINE = {
     "memory_efficiency": _Prior(0.78, width=0.25, low=0.01, high=1.0, unit="-"),
     "sharpness": _Prior(1.8, width=0.5, low=1.0, high=20.0, unit="-"),
 }
-#: The same as arrays, in the order of the parameters: logarithms of value and bounds, and the width.
-_CENTER = np.log([prior.value for prior in _ROOFLINE.values()])
+#: Where these values come from, as notes say it.
+_ORIGIN = "bf16 GEMMs of A100 and H100"
+#: Widths and bounds as arrays, in the order of the parameters; bounds are logarithms.
 _WIDTH = np.array([prior.width for prior in _ROOFLINE.values()])
 _LOW = np.log([prior.low for prior in _ROOFLINE.values()])
 _HIGH = np.log([prior.high for prior in _ROOFLINE.values()])
@@ -187,6 +197,7 @@ def fit_roofline(
     *,
     peak: Values,
     bandwidth: Values,
+    prior: Mapping[str, float] | None = None,
     source: str = "",
     date: str = "",
     notes: Sequence[str] = (),
@@ -206,6 +217,9 @@ def fit_roofline(
         Arithmetic rate of the datasheet, one for all or one per measurement [FLOP/s].
     bandwidth : float or array
         Memory bandwidth of the datasheet, likewise [B/s].
+    prior : mapping of str to float, optional
+        Values of parameters that are known before, such as a fit of another device; those that it
+        lacks, and all by default, are those of GEMMs of A100 and H100 [unit of each parameter].
     source : str, optional
         Data id.
     date : str, optional
@@ -222,14 +236,15 @@ def fit_roofline(
     Raises
     ------
     ValueError
-        For fewer than four measurements, times that are not above zero, or work of another length.
+        For fewer than four measurements, times that are not above zero, work of another length, or
+        a prior that has another parameter or a value that no roofline has.
 
     Notes
     -----
-    Every parameter has a weak prior at its value for GEMMs of A100 and H100, which counts as one
-    measurement. A parameter that the measurements do not determine stays at its prior, without a
-    standard error and with a note: for example the share of the arithmetic peak, from kernels that
-    only move data. So few shapes are enough: with 4 instead of thousands, the mean error of
+    Every parameter has a weak prior, which counts as one measurement. A parameter that the
+    measurements hardly determine has no standard error, and a note with its value and that of the
+    prior: for example the share of the arithmetic peak, from kernels that only move data. Where they
+    say nothing of it, both are the same. So few shapes are enough: with 4 instead of thousands, the mean error of
     held-out bf16 GEMMs rises from 7.2 to 8.7 % (docs/formulas.md, table 2.2). Four measurements
     cannot show their own errors: the fit then has no standard errors, and at least the spread of
     those GEMMs.
@@ -253,7 +268,8 @@ def fit_roofline(
         raise ValueError(
             "flops and nbytes are 0 throughout: pass the FLOP and bytes of the kernels"
         )
-    solution = _solve_roofline(work, seconds)
+    center = _find_center(prior)
+    solution = _solve_roofline(work, seconds, center)
     predicted = solution.predicted
     # scipy gives the Jacobian. Standard errors follow from it with the noise of points left out,
     # which scipy.optimize.curve_fit does not know: its noise is that of the residuals.
@@ -268,12 +284,14 @@ def fit_roofline(
     is_stopped = distance_to_bounds < 1e-3
     is_unknown = (error > _KNOWN * _WIDTH) & ~is_stopped
     is_exact = len(seconds) == len(_ROOFLINE)
+    values = np.exp(solution.logs)
     hints = []
-    for (name, prior), unknown in zip(_ROOFLINE.items(), is_unknown, strict=True):
-        if unknown:
+    for i, name in enumerate(_ROOFLINE):
+        if is_unknown[i]:
+            unit = f" {_ROOFLINE[name].unit}".removesuffix(" -")
             hints.append(
-                f"{name} is hardly known from these measurements; it stays near {prior.value:g}, "
-                "the value of bf16 GEMMs of A100 and H100"
+                f"{name} is hardly known from these measurements: it is {values[i]:.3g}{unit}, and was "
+                f"{math.exp(center[i]):.3g}{unit} before them ({_name_origin(prior, name)})"
             )
     if is_exact:
         hints.append(
@@ -286,10 +304,9 @@ def fit_roofline(
     few = stdtrit(len(seconds) - 1, 0.9) / ndtri(0.9)
     spread = float(few * find_spread(at_middle)[0])
     has_error = ~(is_stopped | is_unknown | is_exact)
-    values = np.exp(solution.logs)
     fit = build_fit(
         Roofline,
-        {name: prior.unit for name, prior in _ROOFLINE.items()},
+        {name: parameter.unit for name, parameter in _ROOFLINE.items()},
         values,
         np.where(has_error, error, np.nan) * values,
         np.expm1(left_out),
@@ -302,6 +319,32 @@ def fit_roofline(
     )
     stopped = [name for name, stops in zip(_ROOFLINE, is_stopped, strict=True) if stops]
     return replace(fit, at_bounds=tuple(stopped))
+
+
+def _find_center(prior: Mapping[str, float] | None) -> Array:
+    """Logarithms of what is known of each parameter of a roofline before it is measured."""
+    values = {name: parameter.value for name, parameter in _ROOFLINE.items()}
+    check_type("prior", prior, Mapping | None)
+    for name, value in (prior or {}).items():
+        check_choice("parameter of prior", name, _ROOFLINE)
+        known = _ROOFLINE[name]
+        number = check_positive(f"prior[{show(name)}]", value)
+        if not known.low <= number <= known.high:
+            raise ValueError(
+                f"prior[{show(name)}] is {show(value)}; it must be from {known.low:g} to "
+                f"{known.high:g} {known.unit}".removesuffix(" -")
+            )
+        values[name] = number
+    return np.log(list(values.values()))
+
+
+def _name_origin(prior: Mapping[str, float] | None, name: str) -> str:
+    """Where the value of a parameter before it was measured comes from."""
+    if prior is None or name not in prior:
+        return _ORIGIN
+    if isinstance(prior, Fit) and prior.source:
+        return prior.source
+    return "the prior of the call"
 
 
 def _find_ranges(work: Mapping[str, Array], predicted: Array) -> dict[str, tuple[float, float]]:
@@ -322,8 +365,9 @@ class _Solution(NamedTuple):
     predicted: Array
 
 
-def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> _Solution:
-    """Fit the logarithms of the parameters to those of the times."""
+def _solve_roofline(work: Mapping[str, Array], seconds: Array, center: Array) -> _Solution:
+    """Fit the logarithms of the parameters to those of the times; those of the prior are the
+    center."""
     from scipy.optimize import least_squares
     from statsmodels.robust.scale import mad
 
@@ -341,10 +385,10 @@ def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> _Solution:
         )
 
     def residuals(p: Array, noise: float) -> Array:
-        of_prior = noise * (p - _CENTER) / _WIDTH
+        of_prior = noise * (p - center) / _WIDTH
         return np.concatenate([np.log(seconds / predict(p)), of_prior])
 
-    logs = _CENTER
+    logs = center
     noise = 0.1
     for _ in range(3):  # the prior weighs as one measurement with the scatter of the others
         solution = least_squares(

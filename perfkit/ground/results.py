@@ -216,6 +216,20 @@ def drop_unit(column: str) -> str:
     return column if ending is None else column.removesuffix(ending)
 
 
+def find_unit(column: str) -> str | None:
+    """Unit that the name of a column says; None for plain numbers.
+
+    Examples
+    --------
+    >>> find_unit("lookup_s"), find_unit("nbytes"), find_unit("tokens_per_s")
+    ('s', 'B', None)
+    """
+    ending = _find_ending(column)
+    if ending is not None:
+        return _UNITS_OF_ENDINGS[ending]
+    return _UNITS_OF_COLUMNS.get(column)
+
+
 def _find_ending(column: str) -> str | None:
     """The end of a column's name that says the unit of its cells; None where these are plain
     numbers, as counts in a second are."""
@@ -238,10 +252,7 @@ def write_cell(column: str, value: Any, unit: str | None) -> str:
     if ending == "ratio":
         unit = "-"
     elif unit is None:
-        unit = _UNITS_OF_COLUMNS.get(column)
-        ending_with_unit = _find_ending(column)
-        if ending_with_unit is not None:
-            unit = _UNITS_OF_ENDINGS[ending_with_unit]
+        unit = find_unit(column)
     if unit == "s":
         return format_time(value)
     if unit == "B":

@@ -11,7 +11,7 @@ which reads rows, makes two axes and lays marks over each other:
 - `fronts` has labels that do not overlap, for which `labels` finds places
 - `timelines` joins operations until few enough bars are left
 - `sliders`: closed forms that a browser computes
-- `nodes` and `rings` are drawings, of boxes, lines and words that `drawings` lays out
+- `nodes`, `rings` and `dlrms` are drawings, of boxes, lines and words that `drawings` lays out
 
 `theme` is the look of all charts and writes them to files, `pictures` draws them in a process of its
 own, and `docstrings` lets Altair work under ``python -OO``; a new chart needs none of these.
@@ -21,11 +21,12 @@ from perfkit.plots.docstrings import keep_docstrings  # isort: split
 
 keep_docstrings()  # before anything else imports Altair
 
-from perfkit.plots.accuracy import predicted_vs_measured
+from perfkit.plots.accuracy import predicted_vs_measured, residuals_by_time
 from perfkit.plots.breakdowns import breakdown_bars
 from perfkit.plots.collectives import collective_curves
 from perfkit.plots.colours import INK, PALETTE
 from perfkit.plots.diagnoses import measured_against_links
+from perfkit.plots.dlrms import draw_dlrm
 from perfkit.plots.fits import bandwidth_fit
 from perfkit.plots.fronts import strategy_front
 from perfkit.plots.gains import gain_bars
@@ -53,6 +54,7 @@ __all__ = [
     "bandwidth_ladder",
     "breakdown_bars",
     "collective_curves",
+    "draw_dlrm",
     "draw_node",
     "draw_ring",
     "gain_bars",
@@ -62,6 +64,7 @@ __all__ = [
     "plan_bars",
     "platform_ratios",
     "predicted_vs_measured",
+    "residuals_by_time",
     "roofline_chart",
     "strategy_front",
     "sweep_lines",

@@ -1,4 +1,4 @@
-"""A chart of accuracy: predicted against measured times."""
+"""Charts of accuracy: predicted against measured times, and residuals by size."""
 
 from collections.abc import Sequence
 
@@ -59,6 +59,51 @@ def predicted_vs_measured(
         legend_of_lines += "; hollow: the two halves of the measurement disagreed"
     heading = alt.Title(title, subtitle=[_describe_errors(rows), legend_of_lines])
     return LayerChart(layer=layers).properties(width=420, height=420, title=heading)
+
+
+@refuse_misfits(ROWS)
+def residuals_by_time(
+    runs: Frame, *, title: str = "Measured over predicted, by size"
+) -> alt.LayerChart:
+    """Draw the residuals of a fit against the size of what was measured: the ratio of measured to
+    predicted time against the predicted time, with a line where both are equal and the 80 %
+    interval as a band.
+
+    Parameters
+    ----------
+    runs : frame or list of dict
+        One row per measurement: ``family``, ``name``, ``predicted_s``, ``measured_s`` and, where
+        known, ``low_s`` and ``high_s``; times in seconds.
+    title : str, optional
+        Heading; the line below it gives the error over all rows.
+
+    Returns
+    -------
+    chart : altair.LayerChart
+        Log-log chart, coloured by family: a form that fits has points on both sides of the line at
+        all sizes.
+    """
+    check_type("title", title, str)
+    rows = sorted(_read_runs(runs), key=lambda row: row["predicted_s"])
+    for row in rows:
+        row["ratio"] = row["measured_s"] / row["predicted_s"]
+        row["low"] = row["low_s"] / row["predicted_s"]
+        row["high"] = row["high_s"] / row["predicted_s"]
+    times = canvas.log_domain(row["predicted_s"] for row in rows)
+    ratios = [row[column] for row in rows for column in ("ratio", "low", "high")]
+    domain = canvas.log_domain([*ratios, 0.8, 1.25], room=1.1)
+    x = canvas.log_axis("predicted_s", "Predicted", times, "s")
+    y = canvas.log_axis("ratio", "Measured over predicted", domain, "", alt.Y)
+    equal = canvas.draw([{"ratio": 1.0}]).mark_rule(color=INK, strokeDash=[4, 3]).encode(y=y)
+    looks = mark_series("family", canvas.unique(row["family"] for row in rows), title="Family")
+    shown = canvas.tips("name", predicted_s=".3s", measured_s=".3s", ratio=".3f")
+    layers = [
+        canvas.draw_band(rows, x, y, low="low", high="high"),
+        equal,
+        canvas.draw_points(rows, x, y, looks, shown, size=60),
+    ]
+    heading = alt.Title(title, subtitle=[_describe_errors(rows), "band: 80% interval"])
+    return LayerChart(layer=layers).properties(width=440, height=240, title=heading)
 
 
 def _read_runs(runs: Frame) -> list[Row]:

@@ -51,6 +51,12 @@ CLASSES = {
     "collective": "#D55E00",
     "communication": "#D55E00",
     "messages": "#D55E00",
+    # messages of embedding tables; the first one is most of what they send
+    "exchange of pooled rows": "#D55E00",
+    "exchange of indices": "#FFAABB",
+    "partial sums": "#EE8866",
+    "partial sums inside nodes": "#AA3377",
+    "gradients of copies": "#77AADD",
     "waiting": "#CC79A7",
     "host": "#8C8C8C",
     "queued": "#B5B5B5",

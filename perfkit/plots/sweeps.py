@@ -6,7 +6,7 @@ from typing import NamedTuple
 import altair as alt
 
 from perfkit.ground.forms import refuse_misfits
-from perfkit.ground.results import name_column
+from perfkit.ground.results import find_unit, name_column
 from perfkit.ground.units import check_type
 from perfkit.plots import canvas
 from perfkit.plots.canvas import ROWS, Frame, Row
@@ -128,7 +128,10 @@ def _name_series(row: Row, columns: Sequence[str]) -> str:
 
 
 def _describe_column(column: str) -> _Quantity:
-    return _QUANTITIES.get(column, _Quantity(name_column(column), ""))
+    """Label and unit of a column: those of its name, such as ``lookup_s``."""
+    if column in _QUANTITIES:
+        return _QUANTITIES[column]
+    return _Quantity(name_column(column), find_unit(column) or "")
 
 
 def _make_x_axis(rows: Sequence[Row], column: str) -> alt.X:

@@ -302,8 +302,10 @@ class PlanPrice(Tabular):
         correction = self._problem.correction
         columns = [polars.col("rank")]
         columns += [polars.col(_name_column(cost)) * correction for cost in DEVICE_SECONDS]
-        messages = sum(self._parts.messages.values())
-        columns.append(polars.lit(messages).alias("messages_s"))
+        for message in MESSAGES:
+            seconds = self._parts.messages.get(message.resource, 0.0)
+            if seconds > 0:
+                columns.append(polars.lit(seconds).alias(f"{message.part}_s"))
         columns.append(polars.lit(self._parts.everything_else).alias("everything else_s"))
         columns += [polars.col(_name_column(cost)) for cost in MEMORY]
         frame = self.table().select(columns)

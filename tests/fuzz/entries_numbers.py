@@ -629,6 +629,10 @@ TAKERS: tuple[Example, ...] = (
     ),
     example(plots.sweep_lines, frame=[{"x": 1, "time": 1.0}], x="x", y="time"),
     example(
+        plots.residuals_by_time,
+        runs=[{"family": "a", "name": "b", "predicted_s": 1.0, "measured_s": 1.0, "low_s": 0.5}],
+    ),
+    example(
         plots.predicted_vs_measured,
         runs=[
             {
@@ -662,6 +666,7 @@ TAKERS: tuple[Example, ...] = (
         seconds=[1e-5, 1e-4, 1e-3, 1e-2],
         peak=1e14,
         bandwidth=1e12,
+        prior={"launch": 1e-5, "sharpness": 2.0},
     ),
     example(
         fitting.find_levels,
