@@ -730,7 +730,7 @@ def captures() -> Cases:
     def look(step: CapturedStep) -> dict[str, Any]:
         graph = pk.capture(step.make, **step.settings)
         frame = graph.table()
-        sums = polars.col("flops", "traffic", "launches").sum()
+        sums = polars.col("flops", "traffic_bytes", "launches").sum()
         kinds = frame.group_by("kind", "variant", "phase").agg(polars.len(), sums)
         is_twin = "twin" in graph.name
         return {
