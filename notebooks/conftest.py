@@ -15,9 +15,3 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     if hasattr(collector, "skip_compare"):  # nbval's notebook file
         collector.skip_compare += ("text/html", "image/svg+xml", CHART, "stderr")
         collector.sanitize_patterns.update({r"0x[0-9a-f]{6,}": "0xADDR"})
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Live notebooks run alone, as they measure."""
-    if item.path.suffix == ".ipynb" and os.environ.get("PERFKIT_LIVE") == "1":
-        item.add_marker(pytest.mark.serial)

@@ -86,8 +86,8 @@ def test_tidy_removes_what_one_session_leaves(refresh: ModuleType) -> None:
     assert refresh.tidy(json.loads(json.dumps(tidy))) == tidy, "tidy stays tidy"
 
 
-#: Notebooks that capture or measure need torch.
-TORCH = {"16_any_module", "18_calibrate_this_machine"}
+#: Notebooks that capture, or make a graph of a trace, need torch.
+TORCH = {"16_any_module", "17_read_a_trace"}
 #: Lines of a cell, and of the code of an answer.
 LONGEST_CELL = 16
 
