@@ -1,7 +1,7 @@
 """Answers of exercises: folded Markdown that "Run All" does not show, with code and what it prints.
 
 python notebooks/answers.py [notebook ...]  runs the code of the answers after that of their lesson, and
-writes what it prints below it
+writes what it prints below it; of docs/teaching.md, the code of its solutions
 """
 
 import ast
@@ -18,7 +18,7 @@ from typing import Any
 
 import polars
 
-__all__ = ["Answer", "fill_answers", "find_answers", "run_answers"]
+__all__ = ["Answer", "fill_answers", "fill_page", "find_answers", "run_answers"]
 
 HERE = Path(__file__).resolve().parent
 #: The code of an answer and what it prints, inside a folded part of a cell of Markdown.
@@ -112,18 +112,33 @@ def fill_answers(notebook: Any) -> None:
         )
 
 
+def fill_page(text: str) -> str:
+    """A page of Markdown with what the code of its answers prints; it begins anew for each."""
+
+    def fill(found: re.Match[str]) -> str:
+        with as_in_a_kernel(), contextlib.redirect_stdout(io.StringIO()) as output:
+            warnings.simplefilter("ignore")
+            run_code(found["code"], {"__name__": "__main__"})
+        return show_answer(found["code"], output.getvalue().rstrip("\n"))
+
+    return ANSWER.sub(fill, text)
+
+
 def show_answer(code: str, printed: str) -> str:
     """Code and what it prints, in Markdown."""
     return f"```python\n{code}```\n" + (f"\n```text\n{printed}\n```\n" if printed else "")
 
 
 def main() -> None:
-    """Fill the answers of the notebooks that are named, or of all."""
+    """Fill the answers of the notebooks and pages that are named, or of all notebooks."""
     import nbformat
     from refresh import tidy
 
     for path in [Path(name) for name in sys.argv[1:]] or sorted(HERE.glob("*.ipynb")):
         print(f"{path.name} ...", flush=True)
+        if path.suffix == ".md":
+            path.write_text(fill_page(path.read_text(encoding="utf-8")), encoding="utf-8")
+            continue
         notebook = nbformat.read(path, as_version=4)
         fill_answers(notebook)
         nbformat.write(nbformat.from_dict(tidy(notebook)), path)
