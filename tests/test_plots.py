@@ -16,7 +16,7 @@ import vl_convert
 
 import perfkit as pk
 from perfkit import plots
-from perfkit.models.collectives import alpha_beta, pipelined
+from perfkit.models.collectives import pipelined
 from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.models.roofline import roofline_time
 from perfkit.platform.estimates import keep_quiet
@@ -722,54 +722,53 @@ def count_rows(lookups_on_the_axis: float, *, rows: float, lookups: float) -> An
 
 
 SLIDERS = {
-    "alpha-beta": Question(plots.ask_alpha_beta, {"alpha": 1e-5, "beta": 5e-12}, alpha_beta),
+    "alpha-beta": Question(plots.ask_alpha_beta, {"alpha": 1e-5, "beta": 5e-12}, pipelined),
     "roofline": Question(plots.ask_roofline, {"peak": 7e14, "bandwidth": 3e12}, find_rate),
     "rows": Question(plots.ask_unique_rows, {"rows": 10**6, "lookups": 8e4}, count_rows),
 }
 
 
-@pytest.mark.parametrize("doublings", [0.0, -2.5])
+@pytest.mark.parametrize("factor", [1.0, 0.125, 8.0])
 @pytest.mark.parametrize("name", SLIDERS)
-def test_a_browser_computes_what_the_closed_form_says(name: str, doublings: float) -> None:
+def test_a_browser_computes_what_the_closed_form_says(name: str, factor: float) -> None:
     """The drawing describes each of its points to twelve digits."""
     question = SLIDERS[name]
     spec = question.ask(**question.starts).to_dict()
     for parameter in spec["params"]:
         if "bind" in parameter:
-            parameter["value"] = doublings
+            assert parameter["bind"]["min"] <= factor <= parameter["bind"]["max"]
+            parameter["value"] = factor
     drawn = json.dumps(vl_convert.vegalite_to_scenegraph(json.dumps(spec)))
-    points = re.findall(r': ([^;"]+); [^:;]+: ([^;]+); curve: (?:sum|kernel|distinct);', drawn)
+    points = re.findall(
+        r': ([^;"]+); [^:;]+: ([^;]+); curve: (?:pipelined|kernel|distinct);', drawn
+    )
     assert len(points) == 242, "241 along the line, and the one that is asked"
-    values = {name: start * 2**doublings for name, start in question.starts.items()}
+    values = {name: start * factor for name, start in question.starts.items()}
     for x, value in points:
         assert float(value) == pytest.approx(question.form(float(x), **values), rel=1e-9)
 
 
-def test_a_browser_computes_the_rounder_corner_of_collectives() -> None:
-    spec = plots.ask_alpha_beta(alpha=1e-5, beta=5e-12).to_dict()
-    drawn = json.dumps(vl_convert.vegalite_to_scenegraph(json.dumps(spec)))
-    points = re.findall(r': ([^;"]+); [^:;]+: ([^;]+); curve: pipelined', drawn)
-    assert len(points) == 241
-    for nbytes, time in points:
-        expected = pipelined(float(nbytes), alpha=1e-5, beta=5e-12)
-        assert float(time) == pytest.approx(expected, rel=1e-9)
-
-
 @pytest.mark.parametrize("name", SLIDERS)
-def test_curves_stay_in_the_chart_wherever_sliders_of_other_parameters_are(name: str) -> None:
-    spec = SLIDERS[name].ask(**SLIDERS[name].starts).to_dict()
-    low, high = spec["layer"][0]["encoding"]["y"]["scale"]["domain"]
-    *others, _ = [parameter["bind"] for parameter in spec["params"] if "bind" in parameter]
-    assert {bind["max"] for bind in others} == {3}
-    ends = [low, high]
-    for doublings in (-3, 3):
-        for parameter in spec["params"][:-2]:
-            if "bind" in parameter:
-                parameter["value"] = doublings
-        drawn = json.dumps(vl_convert.vegalite_to_scenegraph(json.dumps(spec)))
-        values = re.findall(r': [^;"]+; [^:;]+: ([^;]+); curve: (?:sum|kernel|distinct);', drawn)
-        ends += [float(value) for value in values]
-    assert (min(ends), max(ends)) == (low, high)
+def test_the_asked_point_stays_on_both_axes_wherever_sliders_stand(name: str) -> None:
+    """Also with one slider at its most and the next one at its least."""
+    question = SLIDERS[name]
+    spec = question.ask(**question.starts).to_dict()
+    sliders = [parameter for parameter in spec["params"] if "bind" in parameter]
+    for factors in ((8.0, 0.125, 8.0), (0.125, 8.0, 8.0), (8.0, 8.0, 0.125)):
+        for parameter, factor in zip(sliders, factors, strict=False):
+            parameter["value"] = factor
+        drawn = vl_convert.vegalite_to_svg(json.dumps(spec))
+        shown = [f"{parameter['name'].removesuffix('_factor')} × " for parameter in sliders]
+        for label, factor in zip(shown, factors, strict=False):
+            assert f"{label}{factor:g} = " in drawn
+        # the dot and its words are inside the plot: nothing is cut off at its edges
+        (x, y) = re.findall(
+            r'<path aria-label="[^"]*" role="graphics-symbol" aria-roledescription="point" '
+            r'transform="translate\(([-\d.]+),([-\d.]+)\)"',
+            drawn,
+        )[0]
+        assert 0 <= float(x) <= 460
+        assert 0 <= float(y) <= 300
 
 
 @pytest.mark.parametrize("name", SLIDERS)
@@ -859,6 +858,13 @@ def test_ten_strategies_have_labels_that_do_not_overlap() -> None:
         assert is_beside or one[3] <= other[1] or other[3] <= one[1]
 
 
+def test_a_label_is_written_once_for_each_number_of_ranks() -> None:
+    rows = [row | {"label": "tp 8"} for row in strategies()]
+    chart = plots.strategy_front(rows).to_dict()
+    labels = [row for rows in chart["datasets"].values() for row in rows if [*row][-1] == "label"]
+    assert sorted(row["label"] for row in labels) == ["tp 8", "tp 8", "yours: tp 8"]
+
+
 def test_labels_stay_inside_the_chart_and_off_lines_and_are_written_once() -> None:
     point = Place(50.0, 50.0)
     alone = place_labels([point], ["tp 8"], [], width=600, height=300, most=10)
@@ -875,8 +881,16 @@ def test_labels_stay_inside_the_chart_and_off_lines_and_are_written_once() -> No
     below = place_labels([point], ["tp 8"], [line], width=600, height=300, most=10)
     assert below[0].dy > 0
     far = Place(400.0, 200.0)
-    twice = place_labels([point, far], ["tp 8", "tp 8"], [], width=600, height=300, most=10)
-    assert [*twice] == [0]
+    # points that nearly cover each other have one label
+    near = Place(56.0, 50.0)
+    once = place_labels([point, near], ["tp 8", "tp 4"], [], width=600, height=300, most=10)
+    assert [*once] == [0]
+    # a crowd around a point moves its label away, and a line leads to it
+    middle = Place(300.0, 150.0)
+    crowd = [Place(x, y) for x in range(180, 421, 8) for y in range(125, 176, 8)]
+    away = place_labels([middle], ["tp 8"], [], width=600, height=300, most=10, avoid=crowd)
+    assert away[0].is_far
+    assert not alone[0].is_far
     most = place_labels([point, far], ["tp 8", "tp 4"], [], width=600, height=300, most=1)
     assert [*most] == [0]
 

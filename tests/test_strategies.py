@@ -931,4 +931,15 @@ def test_streams_are_named_by_what_their_ranks_share() -> None:
     model = pk.Transformer.preset("gpt3-1.3b", layers=4, batch=16, dtype="bf16")
     shared = Strategy(tp=2, pp=2, dp=2)
     streams = {*pk.predict(model, "h100-sxm-8", ranks=8, strategy=shared).timeline()["stream"]}
-    assert streams == {"compute", "tensor-parallel", "data-parallel", "pipeline 0", "pipeline 1"}
+    of_pipeline = {"pipeline, stage 0 to 1", "pipeline, stage 1 to 0"}
+    assert streams == {"compute", "tensor-parallel", "data-parallel", *of_pipeline}
+    # activations go to the next stage, gradients come back
+    rows = pk.predict(model, "h100-sxm-8", ranks=8, strategy=shared).timeline()
+    for phase, stream in (
+        ("forward", "pipeline, stage 0 to 1"),
+        ("backward", "pipeline, stage 1 to 0"),
+    ):
+        assert {*rows.filter(stream=stream)["phase"]} == {phase}
+    v_shaped = replace(shared, pp=4, dp=1, schedule="zb_v", chunks=2)
+    of_v = pk.predict(replace(model, layers=8), "h100-sxm-8", strategy=v_shaped).timeline()
+    assert "pipeline, stages 0 and 1, chunk 1 forward" in {*of_v["stream"]}

@@ -8,10 +8,10 @@ import perfkit as pk
 from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.model_options import (
-    describe_own,
+    describe,
     may_take_model,
     refuse_model_options,
-    takes_own_sharing,
+    takes_sharing,
 )
 from perfkit.commands.options import WHOLE, find_platform
 from perfkit.commands.outputs import Answer, OutputFiles
@@ -23,13 +23,14 @@ from perfkit.ground.units import escape
     cls=Command,
     examples=[
         "perfkit compare h100-sxm-8 h200-sxm-8",
+        "perfkit compare a100-sxm-8 h100-sxm-8 --model llama-3-8b --batch 64 --dtype bf16 --mixed --tp 4 --zero 1 --checkpoint",
         "perfkit compare a100-sxm-8 h100-sxm-8 --model gpt3-6.7b --batch 64 --dtype bf16 --mixed --parallel fsdp --checkpoint",
     ],
 )
 @click.argument("platforms", metavar="PLATFORM PLATFORM", nargs=-1, required=True)
 @may_take_model
 @options.nodes
-@takes_own_sharing
+@takes_sharing
 @click.option("--ranks", type=WHOLE, help="ranks that take part; default: all of each platform")
 @options.report
 @options.json_file
@@ -55,12 +56,16 @@ def compare_command(
         )
     if of_model["model"] is None:
         refuse_model_options(of_model)
-        workload = None
-    else:
-        workload = describe_own(of_model)
+    first, second = (find_platform(platform, nodes) for platform in platforms)
+    workload = None
+    strategy = None
+    if of_model["model"] is not None:
+        most = min(first.network.ranks, second.network.ranks)
+        described = describe(of_model, most if ranks is None else ranks)
+        workload = described.workload
+        strategy = described.strategy
     with keep_quiet():  # its warnings follow the table
-        first, second = (find_platform(platform, nodes) for platform in platforms)
-        comparison = pk.compare(first, second, workload, ranks=ranks)
+        comparison = pk.compare(first, second, workload, ranks=ranks, strategy=strategy)
     figures = {
         "a": first.name,
         "b": second.name,

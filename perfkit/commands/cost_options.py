@@ -10,9 +10,11 @@ import click
 
 import perfkit as pk
 from perfkit.commands.options import NUMBER, OF_SECONDS, keep_given, refuse_given
+from perfkit.exploration.strategies import OneStrategy
 from perfkit.ground.dates import read_date, write_date
+from perfkit.ground.notes import write_warnings
 from perfkit.ground.quantities import SECONDS, read_quantity
-from perfkit.ground.results import write_cells, write_notes
+from perfkit.ground.results import write_cells
 from perfkit.ground.units import format_count, format_table, show
 from perfkit.prediction.goodput import write_hours
 
@@ -204,7 +206,7 @@ def find_cost(prediction: pk.Prediction, values: Mapping[str, Any]) -> CostAnswe
             costs = prediction.cost(price, **others, **amounts)
         notes = [str(warning.message) for warning in said]
         lines = [_describe_costs(prediction, costs, amounts, price)]
-        lines += write_notes("warning", notes)
+        lines += write_warnings(notes)
         return CostAnswer("\n".join(lines), costs)
     others["mtbf"] = _read_mtbf(others["mtbf"])
     if "checkpoint_time" not in of_failures and "write_rate" not in of_failures:
@@ -346,9 +348,29 @@ def find_costs(exploration: pk.Exploration, values: Mapping[str, Any]) -> CostAn
         f"  the cheapest of each number of ranks, for {amount:g} {unit} at {price:g} a GPU hour:",
         format_table(write_cells(shown), numbers=True),
     ]
+    cheapest_of_ranks = {row["ranks"]: row for row in cheapest.to_dicts()}
+    beside = {"yours": exploration.yours, "faster but too large": exploration.too_large}
+    for name, one in beside.items():
+        if one is None:
+            continue
+        row = exploration.keep_only(one).cost(price, tokens=amount, **given).row(0, named=True)
+        lines.append(_describe_beside(name, one, row, cheapest_of_ranks.get(row["ranks"], best)))
     if "mtbf" not in given:
         lines.append("  failures and checkpoints are not counted (--mtbf)")
     return CostAnswer("\n".join(lines), ranked.to_dicts())
+
+
+def _describe_beside(
+    name: str, one: OneStrategy, row: Mapping[str, Any], best: Mapping[str, Any]
+) -> str:
+    """The cost of a strategy beside the cheapest that fits on as many ranks, in a line."""
+    ranks = format_count(row["ranks"], "rank")
+    line = f"  {name}: {one.label}, {ranks}, {write_hours(24 * row['days'])} for {row['cost']:,.0f}"
+    if best["cost"] > 0:
+        line += f" ({row['cost'] / best['cost'] - 1:+.1%} beside {best['ranks']} ranks above)"
+    if one.shortage is not None:
+        line += f"; does not fit: {one.shortage}"
+    return line
 
 
 #: Columns that say how ranks share a model, and their value where they need not be shown; None for those that

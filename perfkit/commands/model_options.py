@@ -157,11 +157,6 @@ def takes_sharing(function: _Function) -> _Function:
     return _add(function, (*_WITHOUT_STRATEGY, *_OF_STRATEGIES, *_OF_BOTH))
 
 
-def takes_own_sharing(function: _Function) -> _Function:
-    """Give a command those of them that are fields of a Transformer."""
-    return _add(function, (*_WITHOUT_STRATEGY, *_OF_BOTH))
-
-
 @dataclass(frozen=True)
 class Described:
     """What the options of a command describe.
@@ -178,7 +173,7 @@ class Described:
     strategy: Strategy | None = None
 
 
-def describe(values: Mapping[str, Any], ranks: int) -> Described:
+def describe(values: Mapping[str, Any], ranks: int | None) -> Described:
     """Make the workload and the strategy of a command that has `takes_model` and
     `takes_sharing`.
 
@@ -186,8 +181,9 @@ def describe(values: Mapping[str, Any], ranks: int) -> Described:
     ----------
     values : mapping
         What click read, None or False where an option is not given.
-    ranks : int
-        Ranks that a strategy without ``--dp`` takes [-].
+    ranks : int, optional
+        Ranks that a strategy without ``--dp`` takes; None where it shall have the fewest replicas that it may
+        have, as more are added later [-].
 
     Raises
     ------
@@ -204,7 +200,10 @@ def describe(values: Mapping[str, Any], ranks: int) -> Described:
         return Described(build_model(values, **of_sharing, **without_strategy))
     refuse_given("options such as --tp, --dp and --zero say how ranks share", **without_strategy)
     if "dp" not in of_strategy:
-        of_strategy["dp"] = _count_replicas(of_strategy, ranks)
+        if ranks is None:
+            of_strategy["dp"] = max(of_strategy.get("shards", 1), 1)
+        else:
+            of_strategy["dp"] = _count_replicas(of_strategy, ranks)
     return Described(build_model(values), pk.Strategy(**of_sharing, **of_strategy))
 
 
@@ -229,28 +228,11 @@ def _count_replicas(of_strategy: Mapping[str, Any], ranks: int) -> int:
     return ranks // ranks_of_replica
 
 
-def describe_own(values: Mapping[str, Any]) -> DLRM | Transformer:
-    """Make the workload of a command that has `takes_model` and `takes_own_sharing`.
-
-    Parameters
-    ----------
-    values : mapping
-        What click read, None or False where an option is not given.
-
-    Raises
-    ------
-    ValueError
-        For an unknown model, and for options that it does not have.
-    """
-    own = _take((*_WITHOUT_STRATEGY, *_OF_BOTH), values)
-    if values["model"] in dlrm.PRESETS:
-        refuse_given("a DLRM has none", **own)
-    return build_model(values, **own)
-
-
 def refuse_model_options(values: Mapping[str, Any]) -> None:
-    """Refuse options of a model where none is named."""
-    given = _take((*_OF_EVERY_MODEL, *_OF_TRANSFORMERS, *_OF_DLRMS), values)
+    """Refuse options of a model, and how ranks share it, where none is named."""
+    of_model = (*_OF_EVERY_MODEL, *_OF_TRANSFORMERS, *_OF_DLRMS)
+    of_sharing = (*_WITHOUT_STRATEGY, *_OF_STRATEGIES, *_OF_BOTH)
+    given = _take((*of_model, *of_sharing), values)
     refuse_given("it says something of --model, which is not named", **given)
 
 

@@ -103,12 +103,11 @@ models = click.option(
 
 def find_platform(name: str, nodes: int | None) -> "Platform":
     """The platform of `--platform`, with the nodes of `--nodes` where these are given."""
-    from perfkit.platform.gallery import load_platform  # imports NumPy
+    from perfkit.platform.gallery import load_nodes, load_platform  # imports NumPy
 
-    found = load_platform(name)
     if nodes is None:
-        return found
-    return found.with_nodes(nodes)
+        return load_platform(name)
+    return load_nodes(name, nodes)
 
 
 def describe_ranks(ranks: int, platform: "Platform") -> str:

@@ -7,6 +7,7 @@ import click
 from perfkit.commands import options
 from perfkit.commands.command import Command
 from perfkit.commands.cost_options import find_cost, takes_cost
+from perfkit.commands.gains import describe_gains, find_gains
 from perfkit.commands.outputs import Answer, OutputFiles
 from perfkit.commands.prediction_options import predict_described, takes_prediction
 from perfkit.ground.units import escape, show
@@ -39,7 +40,11 @@ def predict_command(
     json_file: str | None,
     **of_prediction_and_cost: Any,
 ) -> int:
-    """Predict one training iteration."""
+    """Predict one training iteration.
+
+    Without --ranks all ranks of the platform take part (pk.predict of Python takes one); the second line says
+    how many. The last line says what would help most.
+    """
     from perfkit.platform.estimates import keep_quiet
 
     files = OutputFiles(json_file, report, out=corrected)
@@ -67,9 +72,14 @@ def predict_command(
         "warnings": prediction.warnings,
     }
     texts = [prediction.explain()]
+    gains = find_gains(prediction)
+    texts[0] += f"\n  {describe_gains(gains)}"
+    if gains is not None:
+        figures["twice_s"] = {gain.resource: gain.time for gain in gains}
     results: list[Any] = [prediction]
     if predicted.assumed is not None:
-        texts[0] += f"\n  {predicted.assumed}"
+        answer, _, rest = texts[0].partition("\n")
+        texts[0] = f"{answer}\n  {predicted.assumed}\n{rest}"
     if predicted.deviation is not None:
         deviation = predicted.deviation
         if corrected is not None:

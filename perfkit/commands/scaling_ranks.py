@@ -7,10 +7,11 @@ import click
 import perfkit as pk
 from perfkit.commands import options
 from perfkit.commands.command import Command
-from perfkit.commands.model_options import describe_own, takes_model, takes_own_sharing
-from perfkit.commands.options import WHOLE, find_platform
+from perfkit.commands.model_options import describe, takes_model, takes_sharing
+from perfkit.commands.options import WHOLE, find_platform, refuse_given
 from perfkit.commands.outputs import Answer, OutputFiles
-from perfkit.ground.results import write_cells, write_notes
+from perfkit.ground.notes import write_warnings
+from perfkit.ground.results import write_cells
 from perfkit.ground.units import format_table
 
 
@@ -19,13 +20,14 @@ from perfkit.ground.units import format_table
     cls=Command,
     examples=[
         "perfkit scaling --model llama-3-8b --platform h100-sxm-8 --nodes 64 --ranks 8 64 512 --batch 8 --dtype bf16 --mixed --parallel fsdp --checkpoint",
+        "perfkit scaling --model llama-2-70b --platform h100-sxm-8 --nodes 64 --batch 16 --dtype bf16 --mixed --tp 8 --pp 2 --zero 1 --checkpoint",
         "perfkit scaling --model bert-large --platform h100-sxm-8 --batch 64 --dtype bf16 --strong",
     ],
 )
 @takes_model
 @options.platform
 @options.nodes
-@takes_own_sharing
+@takes_sharing
 @click.option(
     "--ranks",
     type=WHOLE,
@@ -55,6 +57,8 @@ def scaling_command(
 ) -> int:
     """Predict an iteration on more and more ranks.
 
+    More ranks are more replicas of the model, with --tp, --pp and --cp as they are.
+
     Efficiency is that of a rank, beside the first line; "of the line before" beside the line before. "Grew" is what
     takes a larger share of the time than there.
     """
@@ -62,20 +66,23 @@ def scaling_command(
 
     files = OutputFiles(json_file, report)
     files.check()
-    model = describe_own(of_model)
+    refuse_given("more ranks are more replicas; --ranks says how many", dp=of_model["dp"])
+    machine = find_platform(platform, nodes)
+    described = describe(of_model, None)
     with keep_quiet():  # its warnings follow the table
         scaling = pk.scaling(
-            model,
-            find_platform(platform, nodes),
+            described.workload,
+            machine,
             list(ranks) or None,
             strong=strong,
             execution=execution,
             stack=stack,
+            strategy=described.strategy,
         )
     lines = [scaling.headline(), format_table(write_cells(scaling.table()), numbers=True)]
-    lines += write_notes("warning", scaling.warnings)
+    lines += write_warnings(scaling.warnings)
     figures = {
-        "workload": model.description,
+        "workload": described.workload.description,
         "platform": scaling.platforms[0].name,
         "warnings": scaling.warnings,
         "rows": scaling.table().to_dicts(),

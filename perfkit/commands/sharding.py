@@ -290,8 +290,8 @@ def _search(
         else:
             lines.append(f"ranks: {count}, as in --plan; --ranks takes another number")
     price = result.prediction
-    table_of_ranks = format_table(write_cells(result.by_rank()), numbers=True)
-    lines += [result.explain(), "", table_of_ranks]
+    lines += [result.explain(), "", format_table(write_cells(result.by_rank()), numbers=True), ""]
+    lines += [format_table(result.holders()), *(f"  {line}" for line in result.describe_shared())]
     if judged is not None:
         lines += ["", f"{plan_file}: {judged.explain()}"]
     if target.out is not None:

@@ -4,6 +4,7 @@ ranks."""
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
 from perfkit.workloads.presets import find_workload
 from perfkit.workloads.stack import Stack
+from perfkit.workloads.strategy import Strategy, check_strategy_type
 
 #: Largest batch of a rank, and factors on a resource, in steps of 1 %, that `solve_for` tries [-].
 _BATCH = 2**20
@@ -58,11 +60,33 @@ def _predict(
     ranks: int,
     execution: str | None,
     stack: str | Stack | None,
+    strategy: Strategy | None = None,
 ) -> Prediction:
     """Predict a workload with another batch, without Python warnings."""
     one = build(workload, {"batch": batch})
     with keep_quiet():
-        return predict(one, where, ranks=ranks, execution=execution, stack=stack)
+        return predict(one, where, ranks=ranks, execution=execution, stack=stack, strategy=strategy)
+
+
+def _count_ranks_of_replica(strategy: Strategy | None) -> int:
+    """Ranks that hold the model once."""
+    if strategy is None:
+        return 1
+    check_strategy_type(strategy)
+    return int(strategy.tp * strategy.pp * strategy.cp)
+
+
+def _add_replicas(strategy: Strategy | None, ranks: int) -> Strategy | None:
+    """The same strategy with as many replicas as the ranks have room for."""
+    if strategy is None:
+        return None
+    of_replica = _count_ranks_of_replica(strategy)
+    if ranks % of_replica:
+        raise ValueError(
+            f"ranks is {ranks}; {of_replica} ranks hold the model once, as tp x pp x cp says; take a multiple "
+            f"of {of_replica}"
+        )
+    return replace(strategy, dp=ranks // of_replica)
 
 
 def scaling(
@@ -73,6 +97,7 @@ def scaling(
     strong: bool = False,
     execution: str | None = None,
     stack: str | Stack | None = None,
+    strategy: Strategy | None = None,
 ) -> Sweep:
     """Predict an iteration on more and more ranks: how efficient each rank remains, and what costs
     most.
@@ -85,7 +110,8 @@ def scaling(
     platform : Platform, str or Path
         Where it runs.
     ranks : sequence of int, optional
-        Numbers of ranks; by default 1, 2, 4 and so on, up to all ranks of the platform [-].
+        Numbers of ranks; by default 1, 2, 4 and so on, up to all ranks of the platform, as many times
+        those that hold the model once by the strategy [-].
     strong : bool, optional
         Whether the batch is the same for all numbers of ranks. By default (weak scaling) the batch
         of the workload is that of the first number of ranks, and it grows with them.
@@ -93,6 +119,9 @@ def scaling(
         See `predict`.
     stack : str or Stack, optional
         The software, see `predict`.
+    strategy : Strategy, optional
+        How ranks share a Transformer, see `predict`. More ranks are more replicas: `dp` is that of the
+        ranks, whatever it is here.
 
     Returns
     -------
@@ -117,8 +146,15 @@ def scaling(
     check_type("execution", execution, str | None)
     workload = find_workload(workload)
     where, batch = load_platform(platform), _find_batch(workload)
+    of_replica = _count_ranks_of_replica(strategy)
     if ranks is None:
-        counts = [2**n for n in range(where.network.ranks.bit_length())]
+        most_replicas = where.network.ranks // of_replica
+        counts = [of_replica * 2**n for n in range(most_replicas.bit_length())]
+        if not counts:
+            raise ValueError(
+                f"strategy takes {of_replica} ranks for one replica (tp x pp x cp), and {where.name} has "
+                f"{where.network.ranks}; take a smaller one, or more nodes"
+            )
     else:
         check_type("ranks", ranks, Sequence)
         count_values("ranks", ranks)
@@ -134,7 +170,7 @@ def scaling(
     shares_before: dict[str, float] | None = None
     for count in counts:
         size = batch if strong else batch * count // counts[0]
-        r = _predict(workload, size, where, count, execution, stack)
+        r = _predict(workload, size, where, count, execution, stack, _add_replicas(strategy, count))
         low, high = r.interval()
         memory = r.memory()
         shares = _share_time(r)

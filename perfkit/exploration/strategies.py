@@ -12,6 +12,7 @@ import numpy as np
 
 from perfkit.exploration.recomputation import list_cheapest_checkpoints
 from perfkit.ground.forks import check_threads
+from perfkit.ground.notes import write_warnings
 from perfkit.ground.quantities import check_bytes, check_seconds
 from perfkit.ground.results import (
     Picture,
@@ -320,6 +321,26 @@ class Exploration(Tabular):
             rows.append([name, label, *cells, f"{longer:.1%}" if longer else "–"])
         return rows
 
+    def keep_only(self, one: OneStrategy) -> "Exploration":
+        """Take a single strategy, whether it fits or not, so that `cost` is that of this one.
+
+        Parameters
+        ----------
+        one : OneStrategy
+            Such as `yours` or `too_large`.
+
+        Returns
+        -------
+        exploration : Exploration
+            The same with one row.
+        """
+        import polars
+
+        columns = {name: [one.row[name]] for name in self.frame.columns}
+        frame = polars.DataFrame(columns, schema=self.frame.schema)
+        plans = (one.way,) if self.plans else ()
+        return replace(self, frame=frame, plans=plans)
+
     def cost(
         self,
         price_per_gpu_hour: float,
@@ -423,7 +444,7 @@ class Exploration(Tabular):
             for other in fastest_of_value.to_dicts()[1:]:
                 texts.append(_compare(best, other, name, (*names, "stack"), parts))
         texts += write_notes("left out", self.left_out)
-        texts += write_notes("warning", self.warnings)
+        texts += write_warnings(self.warnings)
         return "\n".join(texts)
 
     def _compare(self, yours: OneStrategy) -> str:

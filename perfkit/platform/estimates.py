@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from perfkit.fitting import Fit
+from perfkit.ground.notes import write_warnings
 from perfkit.ground.records import set_fields
-from perfkit.ground.results import Shown, write_notes
+from perfkit.ground.results import Shown
 from perfkit.ground.units import (
     Array,
     Values,
@@ -159,7 +160,7 @@ class Estimate(Shown):
         low, high = self.interval()
         parts = [f"  {name}: {format_time(part)}" for name, part in self.terms.items()]
         total = f"  together {format_time(self.time)}; 80 % interval {format_time(low)} to {format_time(high)} (spread {self.spread:.0%})"
-        return "\n".join([self.formula, *parts, total, *write_notes("warning", self.warnings)])
+        return "\n".join([self.formula, *parts, total, *write_warnings(self.warnings)])
 
     def __repr__(self) -> str:
         low, high = self.interval()

@@ -100,6 +100,42 @@ def load_platform(platform: Named) -> Platform:
     return _read_nodes(path.resolve(), facts.st_mtime_ns, facts.st_size, named, nodes)
 
 
+def load_nodes(platform: Named, nodes: int) -> Platform:
+    """Find a platform with so many nodes like its own, under the name that says so.
+
+    Parameters
+    ----------
+    platform : str, Path or Platform
+        See `load_platform` [-].
+    nodes : int
+        Nodes [-].
+
+    Returns
+    -------
+    platform : Platform
+        Of a node of the gallery what `load_platform` finds by its name and the number of nodes, such as
+        ``h100-sxm-8x8`` with a network that was measured; else `Platform.with_nodes` [-].
+
+    Raises
+    ------
+    PlatformError
+        As `load_platform` does.
+    ValueError
+        As `Platform.with_nodes` does.
+
+    Examples
+    --------
+    >>> load_nodes("h100-sxm-8", 8).name
+    'h100-sxm-8x8'
+    """
+    is_of_gallery = isinstance(platform, str) and platform in list_gallery()
+    if is_of_gallery and nodes > 1:
+        name = f"{platform}x{nodes}"
+        if _NODE.fullmatch(name):
+            return load_platform(name)
+    return load_platform(platform).with_nodes(nodes)
+
+
 class _SplitName(NamedTuple):
     """Parts of the name of a platform."""
 

@@ -9,7 +9,7 @@ from perfkit.ground.results import Table
 from perfkit.ground.units import check_type
 from perfkit.plots import canvas
 from perfkit.plots.canvas import ROWS, Frame
-from perfkit.plots.colours import colour
+from perfkit.plots.colours import CLASSES, colour
 
 #: Order of the phases of an iteration; other phases come last.
 _PHASES = ("forward", "backward", "exchange", "optimizer", "update")
@@ -61,13 +61,22 @@ def breakdown_bars(
 
 
 def _choose_kinds(rows: Table) -> list[str]:
-    """Operation classes that have a colour, the longest first; ``other`` stands for the rest."""
+    """Operation classes that have a colour, those with most time, in the order of `CLASSES`, which all
+    breakdowns have; ``other`` stands for the rest."""
     times = rows.group_by("kind", maintain_order=True).agg(pl.sum("time_s"))
     ranked = times.sort("time_s", descending=True, maintain_order=True)
     kinds: list[str] = ranked["kind"].to_list()
     if len(kinds) <= _CLASSES + 1:
-        return kinds
-    return [*kinds[:_CLASSES], "other"]
+        return sorted(kinds, key=_place_kind)
+    return [*sorted(kinds[:_CLASSES], key=_place_kind), "other"]
+
+
+def _place_kind(kind: str) -> tuple[int, str]:
+    """Place of a class in all breakdowns: that of `CLASSES`, then by name."""
+    known = [*CLASSES]
+    if kind in known:
+        return known.index(kind), kind
+    return len(known), kind
 
 
 def _sum_parts(rows: Table, kinds: list[str]) -> Table:

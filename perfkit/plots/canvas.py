@@ -75,9 +75,16 @@ def tips(*names: str, **formats: str) -> list[alt.Tooltip]:
 
 def label_si(unit: str, value: str = "datum.value") -> str:
     """A Vega expression that writes a value such as ``20 ms`` or ``1 GB``; of pure numbers, large
-    ones get a prefix."""
-    if not unit:
-        return f"format({value}, {value} < 1000 ? '.4~g' : '.3~s')"
+    ones get a prefix, and a thousand seconds stay seconds."""
+    if unit == "s":
+        in_thousands = f"format({value}, ',.4~r') + ' s'"
+        return f"({value} < 1000 ? {_label_with_prefix(unit, value)} : {in_thousands})"
+    if unit:
+        return _label_with_prefix(unit, value)
+    return f"format({value}, {value} < 1000 ? '.4~g' : '.3~s')"
+
+
+def _label_with_prefix(unit: str, value: str) -> str:
     return f"replace(format({value}, '.3~s'), regexp('([a-zA-Zµ]?)$'), ' $1{unit}')"
 
 

@@ -12,8 +12,8 @@ PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 #: Colour of text, axes and reference lines.
 INK = "#24292f"
 #: Colours of phases and of operation classes, the same in every chart. They are those of Okabe and
-#: Ito, then the muted ones of Tol, "Colour schemes", SRON/EPS/TN/09-002, 2021. Two names with one
-#: colour mean the same thing.
+#: Ito, then the muted ones of Tol, "Colour schemes", SRON/EPS/TN/09-002, 2021, and others that are far
+#: from all of these. Two names with one colour mean the same thing.
 PHASES = {
     "forward": "#0072B2",
     "backward": "#D55E00",
@@ -21,7 +21,7 @@ PHASES = {
     "update": "#009E73",
     "optimizer": "#009E73",
     "host": "#8C8C8C",
-    "host_device_synchronization": "#AAAAAA",
+    "host_device_synchronization": "#404040",
     "loading": "#CC6677",
 }
 CLASSES = {
@@ -31,17 +31,17 @@ CLASSES = {
     "attention": "#332288",
     "convolution": "#AA4499",
     "elementwise": "#009E73",
-    "rowwise": "#999933",
+    "rowwise": "#8C510A",
     "pooling": "#117733",
-    "recurrent": "#6699CC",
+    "recurrent": "#7A7AE0",
     "factorization": "#661100",
-    "fourier": "#88CCEE",
+    "fourier": "#77B41F",
     "copy": "#DDCC77",
     "copies": "#DDCC77",
     "pack": "#DDCC77",
-    "transfer": "#44AA99",
-    "offload": "#44AA99",
-    "inputs": "#44AA99",
+    "transfer": "#7FE0D0",
+    "offload": "#7FE0D0",
+    "inputs": "#7FE0D0",
     "embedding_forward": "#E69F00",
     "lookup": "#E69F00",
     "embedding_backward": "#F0E442",
@@ -53,16 +53,16 @@ CLASSES = {
     "messages": "#D55E00",
     # messages of embedding tables; the first one is most of what they send
     "exchange of pooled rows": "#D55E00",
-    "exchange of indices": "#FFAABB",
-    "partial sums": "#EE8866",
-    "partial sums inside nodes": "#AA3377",
-    "gradients of copies": "#77AADD",
+    "exchange of indices": "#FFC9A3",
+    "partial sums": "#C00020",
+    "partial sums inside nodes": "#F2A3A3",
+    "gradients of copies": "#FF8A5B",
     "waiting": "#CC79A7",
     "host": "#8C8C8C",
-    "queued": "#B5B5B5",
-    "synchronisation": "#666666",
+    "queued": "#C9B3DC",
+    "synchronisation": "#404040",
     "loading": "#CC6677",
-    "host_device_synchronization": "#AAAAAA",
+    "host_device_synchronization": "#404040",
     "other": "#D9D9D9",
     "everything else": "#D9D9D9",
 }
@@ -101,9 +101,9 @@ class SeriesLooks(NamedTuple):
 def colour(
     column: str, values: Sequence[Any], *, title: str | None = None, legend: Any = alt.Undefined
 ) -> alt.Color:
-    """Colours for the values of a column: phases, classes and uses of memory have their own, others
-    the unused ones of `PALETTE`."""
-    named: Mapping[str, str] = {"phase": PHASES, "use": USES}.get(column, CLASSES)
+    """Colours for the values of a column: phases, classes and uses of memory have their own, curves of
+    closed forms and others the unused ones of `PALETTE`."""
+    named: Mapping[str, str] = {"phase": PHASES, "use": USES, "curve": {}}.get(column, CLASSES)
     taken = [named.get(value) for value in values]
     unused = [shade for shade in PALETTE if shade not in taken]
     shades_of_others = cycle(unused or PALETTE)

@@ -127,6 +127,8 @@ def _draw_labels(
     layers = [rings.mark_point(shape="circle", size=90, filled=False, strokeWidth=1, color=INK)]
     for position, place in places.items():
         number = order[position]
+        if place.is_far:
+            layers.append(_draw_leader(points[number], place, x, y, domains))
         layers.append(_draw_label(rows[number], texts[number], place, x, y))
     return layers
 
@@ -153,6 +155,20 @@ def _draw_label(row: Row, text: str, place: LabelPlace, x: alt.X, y: alt.Y) -> a
     )
 
 
+def _draw_leader(
+    point: Place, place: LabelPlace, x: alt.X, y: alt.Y, domains: tuple[Domain, Domain]
+) -> alt.Chart:
+    """A thin line from a point to its label."""
+    memory, time = domains
+    ends = []
+    for end in (point, Place(point.x + place.dx, point.y + place.dy)):
+        nbytes = memory.low * (memory.high / memory.low) ** (end.x / _WIDTH)
+        seconds = time.high * (time.low / time.high) ** (end.y / _HEIGHT)
+        ends.append({"needs_bytes": nbytes, "time_s": seconds})
+    line = canvas.draw(ends).mark_line(color=INK, strokeWidth=0.7, opacity=0.6)
+    return line.encode(x=x, y=y)
+
+
 def _rank_for_labels(rows: Sequence[Row], domains: tuple[Domain, Domain]) -> list[int]:
     """Numbers of the points, those that need a label most first: yours, the fastest of each number of
     ranks, then others that are far from these."""
@@ -171,7 +187,15 @@ def _rank_for_labels(rows: Sequence[Row], domains: tuple[Domain, Domain]) -> lis
         _find_place(rows[number]["needs_bytes"], rows[number]["time_s"], domains)
         for number in [*first[-1:], *others]
     ]
-    return [*first, *(others[place - 1] for place in spread_out(points)[1:])]
+    order = [*first, *(others[place - 1] for place in spread_out(points)[1:])]
+    named: set[tuple[int, str]] = set()  # a label is written once for each number of ranks
+    kept = []
+    for number in order:
+        key = (rows[number]["ranks"], _write_label(rows[number]))
+        if key not in named:
+            named.add(key)
+            kept.append(number)
+    return kept
 
 
 def _list_lines(rows: Sequence[Row], domains: tuple[Domain, Domain]) -> list[list[Place]]:

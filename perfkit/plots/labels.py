@@ -12,6 +12,8 @@ FONT_SIZE = 10
 _LETTER, _LINE = 0.56, 1.2
 #: Distance between a point and its label, and what is kept free around a point and a line [px].
 _GAP, _FREE = 7.0, 4.0
+#: Points that are nearer to one that has a label get none [px].
+_APART = 12.0
 #: Distance of the places along a line that a label must not cover [px].
 _STEP = 4.0
 
@@ -37,6 +39,11 @@ class LabelPlace(NamedTuple):
     dx: float
     dy: float
     align: str
+
+    @property
+    def is_far(self) -> bool:
+        """Whether a line has to lead from the point to the label."""
+        return abs(self.dy) > 3 * _GAP
 
 
 class _Box(NamedTuple):
@@ -72,6 +79,13 @@ _PLACES = (
     LabelPlace(_GAP, -3 * _GAP, "left"),
     LabelPlace(-_GAP, 3 * _GAP, "right"),
 )
+#: Places that are tried where these are taken, with a line from the point to its label.
+_FAR_PLACES = tuple(
+    LabelPlace(dx, dy, align)
+    for distance in (6 * _GAP, 9 * _GAP, 12 * _GAP)
+    for dx, align in ((2 * _GAP, "left"), (-2 * _GAP, "right"))
+    for dy in (distance, -distance)
+)
 
 
 def place_labels(
@@ -82,6 +96,7 @@ def place_labels(
     width: float,
     height: float,
     most: int,
+    avoid: Sequence[Place] = (),
 ) -> dict[int, LabelPlace]:
     """Find places for the labels of some points.
 
@@ -90,37 +105,44 @@ def place_labels(
     points : sequence of Place
         All points, the ones whose labels matter most first [px].
     texts : sequence of str
-        The label of each of them; a text that stands in the chart already is not written again.
+        The label of each of them.
     lines : sequence of sequence of Place
         Corners of the lines of the chart, which labels do not cross [px].
     width, height : float
         Size of the chart [px].
     most : int
         Most labels [-].
+    avoid : sequence of Place, optional
+        Further points that labels do not cover [px].
 
     Returns
     -------
     places : dict of int to LabelPlace
-        Where the label stands, by the number of its point. Points without a free place have none.
+        Where the label stands, by the number of its point. Points without a free place have none, nor have
+        those that nearly cover one with a label.
     """
-    kept_free = [*points]
+    kept_free = [*points, *avoid]
     for line in lines:
         kept_free += _walk(line)
     chart = _Box(0.0, 0.0, width, height)
     places: dict[int, LabelPlace] = {}
+    labelled: list[Place] = []
     taken: list[_Box] = []
-    written: set[str] = set()
     for number, (point, text) in enumerate(zip(points, texts, strict=True)):
         if len(places) == most:
             break
-        if text in written:
+        if any(math.dist(point, other) < _APART for other in labelled):
             continue
-        for candidate in _PLACES:
+        for candidate in (*_PLACES, *_FAR_PLACES):
             box = _find_box(point, text, candidate)
-            if _is_free(box, chart, taken, kept_free):
+            leader: list[Place] = []
+            if candidate.is_far:
+                leader = _walk([point, Place(point.x + candidate.dx, point.y + candidate.dy)])
+            if _is_free(box, chart, taken, kept_free) and not _crosses(leader, taken):
                 places[number] = candidate
+                labelled.append(point)
                 taken.append(box)
-                written.add(text)
+                kept_free += leader
                 break
     return places
 
@@ -178,6 +200,11 @@ def _find_box(point: Place, text: str, place: LabelPlace) -> _Box:
     starts = {"left": anchor.x, "right": anchor.x - width, "center": anchor.x - width / 2}
     left = starts[place.align]
     return _Box(left, anchor.y - height / 2, left + width, anchor.y + height / 2)
+
+
+def _crosses(line: Sequence[Place], taken: Sequence[_Box]) -> bool:
+    """Whether a line goes through a label."""
+    return any(box.holds(place, 1.0) for place in line for box in taken)
 
 
 def _is_free(box: _Box, chart: _Box, taken: Sequence[_Box], kept_free: Sequence[Place]) -> bool:

@@ -5,31 +5,32 @@ Each `ask_` function writes its closed form as a `_Question`, with the curves in
 and `_draw_question` draws it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
 
-from perfkit.ground.units import Values, check_positive, read_number
-from perfkit.models.collectives import alpha_beta
-from perfkit.models.distributions import Uniform, unique_rows
-from perfkit.models.roofline import roofline_time
+from perfkit.ground.units import check_positive, read_number
+from perfkit.models.collectives import pipelined
 from perfkit.plots import canvas
 from perfkit.plots.canvas import Domain, label_si
 from perfkit.plots.colours import INK, colour
 from perfkit.plots.theme import LayerChart
 
-#: How many times the slider of the horizontal axis can double or halve its value; the axis covers the
-#: same range [-].
-_DOUBLINGS = 10
-#: The same of all other sliders; the vertical axis has room for what they change [-].
-_DOUBLINGS_OF_OTHERS = 3
+#: Most times that a slider multiplies or divides its value, and its step [-].
+_FACTOR, _FACTOR_STEP = 8.0, 0.125
+#: How many times the axis goes above and below where its slider begins: corners of curves stay on it,
+#: with one slider at its most and another one at its least [-].
+_SPAN = 4 * _FACTOR**2
+#: Room above and below the first curve on the vertical axis, as a factor [-].
+_ROOM = 2.5
 #: Steps of a curve along its axis [-].
 _STEPS = 240
 
 
 class _Parameter(NamedTuple):
-    """An argument of the closed form, which a slider doubles and halves."""
+    """An argument of the closed form, which a slider multiplies."""
 
     name: str
     start: Any  # a number, where the slider begins; whole numbers stay whole
@@ -45,7 +46,6 @@ class _Question(NamedTuple):
     label_of_answer: str
     unit_of_answer: str
     curves: Mapping[str, str]  # expressions of Vega by the names of curves; the first is asked
-    form: Callable[[float], Values]  # the first curve in Python, for the ends of the vertical axis
 
     @property
     def swept(self) -> _Parameter:
@@ -59,11 +59,9 @@ def _draw_question(question: _Question) -> alt.LayerChart:
         check_positive(parameter.name, parameter.start)
     swept = question.swept
     start = _read_start(swept)
-    ends = Domain(start / 2.0**_DOUBLINGS, start * 2.0**_DOUBLINGS)
-    room = 1.5 * 2.0**_DOUBLINGS_OF_OTHERS
-    values = canvas.log_domain([float(question.form(end)) for end in ends], room=room)
+    ends = Domain(start / _SPAN, start * _SPAN)
     x = canvas.log_axis(swept.name, question.label_of_axis, ends, swept.unit)
-    y = canvas.log_axis("value", question.label_of_answer, values, question.unit_of_answer, alt.Y)
+    y = _make_following_axis(question, ends)
     legend = alt.Legend(orient="bottom", title=None)
     looks = {"x": x, "y": y, "color": colour("curve", list(question.curves), legend=legend)}
     shown = canvas.tips("curve", **{swept.name: ".4s", "value": ".4s"})
@@ -73,10 +71,9 @@ def _draw_question(question: _Question) -> alt.LayerChart:
         _draw_answer(question).encode(x, y, text="text:N"),
     ]
     settings = []
-    for parameter in question.parameters[:-1]:
-        settings += _make_slider(parameter, _DOUBLINGS_OF_OTHERS)
-    settings += _make_slider(swept, _DOUBLINGS)
-    title = alt.Title(alt.ExprRef(_write_title(question)))
+    for parameter in question.parameters:
+        settings += _make_slider(parameter)
+    title = alt.Title(alt.ExprRef(_write_title(question)), fontSize=12)
     chart = LayerChart(layer=layers, title=title).add_params(*settings)
     names = ", ".join(parameter.name for parameter in question.parameters)
     curves = ", ".join(question.curves)
@@ -88,32 +85,46 @@ def _read_start(parameter: _Parameter) -> Any:
     return read_number(parameter.start)
 
 
-def _make_slider(parameter: _Parameter, most: int) -> list[alt.Parameter]:
-    """The slider of a parameter, which doubles it `most` times, and the value that follows from it."""
+def _make_slider(parameter: _Parameter) -> list[alt.Parameter]:
+    """The slider of a parameter, and the value that follows from it."""
     start = _read_start(parameter)
-    doublings = f"{parameter.name}_doublings"
+    factor = f"{parameter.name}_factor"
     slider = alt.binding_range(
-        min=-most,
-        max=most,
-        step=0.25,
-        name=f"{parameter.name}: times 2 to the power of ",
+        min=1 / _FACTOR, max=_FACTOR, step=_FACTOR_STEP, name=f"{parameter.name} × "
     )
-    value = f"{float(start)!r} * pow(2, {doublings})"
+    value = f"{float(start)!r} * {factor}"
     if isinstance(start, int):
         value = f"round({value})"
     return [
-        alt.param(name=doublings, value=0, bind=slider),
+        alt.param(name=factor, value=1, bind=slider),
         alt.param(name=parameter.name, expr=value),
     ]
 
 
 def _write_title(question: _Question) -> str:
-    """An expression of Vega for two lines: the heading, and the values of all parameters."""
-    values = [
-        f"'{parameter.name} ' + {label_si(parameter.unit, parameter.name)}"
-        for parameter in question.parameters
+    """An expression of Vega for the heading, and a line for the value of each parameter."""
+    lines = [f"'{question.heading}'"]
+    for parameter in question.parameters:
+        value = label_si(parameter.unit, parameter.name)
+        factor = f"format({parameter.name}_factor, '.4~g')"
+        lines.append(f"'{parameter.name} × ' + {factor} + ' = ' + {value}")
+    return f"[{', '.join(lines)}]"
+
+
+def _make_following_axis(question: _Question, ends: Domain) -> alt.Y:
+    """A logarithmic axis around the first curve, wherever the sliders move it."""
+    first = next(iter(question.curves))
+    at_ends = [
+        question.curves[first].replace(f"datum.{question.swept.name}", repr(end)) for end in ends
     ]
-    return f"['{question.heading}', " + " + ', ' + ".join(values) + "]"
+    low = f"min({', '.join(at_ends)}) / {_ROOM}"
+    high = f"max({', '.join(at_ends)}) * {_ROOM}"
+    scale = alt.Scale(type="log", domain=[alt.ExprRef(low), alt.ExprRef(high)], nice=False)
+    decades = alt.ExprRef(
+        f"floor(log(({high}) / ({low})) / LN10)"
+    )  # so that ticks are powers of ten
+    axis = alt.Axis(labelExpr=label_si(question.unit_of_answer), tickCount=decades)
+    return alt.Y("value:Q", title=question.label_of_answer, scale=scale, axis=axis)
 
 
 def _draw_curves(question: _Question, ends: Domain) -> alt.Chart:
@@ -153,16 +164,16 @@ def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
     Parameters
     ----------
     alpha : float
-        Latency: time of an empty message, where its slider begins [s].
+        Time of an empty message (latency), where its slider begins [s].
     beta : float
         Time per byte, where its slider begins [s/B].
 
     Returns
     -------
     chart : altair.LayerChart
-        `perfkit.models.collectives.alpha_beta` and its two terms, and
-        `perfkit.models.collectives.pipelined`, whose corner between both is rounder. The size begins
-        where both terms are equal.
+        `perfkit.models.collectives.pipelined` with sharpness 0.6, as predictions use it; the sum of
+        `perfkit.models.collectives.alpha_beta`; and its two terms. The size begins where both terms are
+        equal.
 
     Raises
     ------
@@ -172,15 +183,12 @@ def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
     Examples
     --------
     >>> ask_alpha_beta(alpha=10e-6, beta=1 / 200e9).to_dict()["description"]
-    'Alpha-beta with sliders for alpha, beta, nbytes: sum, latency, transfer time, pipelined'
+    'Alpha-beta, q = 0.6 with sliders for alpha, beta, nbytes: pipelined, sum, latency, transfer time'
     """
     balanced = check_positive("alpha", alpha) / check_positive("beta", beta)
-
-    def find_time(nbytes: float) -> Values:
-        return alpha_beta(nbytes, alpha=alpha, beta=beta)
-
+    sharpness = inspect.signature(pipelined).parameters["sharpness"].default
     question = _Question(
-        heading="Alpha-beta",
+        heading=f"Alpha-beta, q = {sharpness}",
         parameters=[
             _Parameter("alpha", alpha, "s"),
             _Parameter("beta", beta, "s/B"),
@@ -190,13 +198,13 @@ def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
         label_of_answer="Time",
         unit_of_answer="s",
         curves={
+            "pipelined": (
+                f"pow(pow(alpha, {sharpness}) + pow(beta * datum.nbytes, {sharpness}), 1 / {sharpness})"
+            ),
             "sum": "alpha + beta * datum.nbytes",
             "latency": "alpha",
             "transfer time": "beta * datum.nbytes",
-            # with the usual sharpness
-            "pipelined": "pow(pow(alpha, 0.6) + pow(beta * datum.nbytes, 0.6), 1 / 0.6)",
         },
-        form=find_time,
     )
     return _draw_question(question)
 
@@ -229,10 +237,6 @@ def ask_roofline(*, peak: float, bandwidth: float) -> alt.LayerChart:
     """
     ridge = check_positive("peak", peak) / check_positive("bandwidth", bandwidth)
 
-    def find_rate(intensity: float) -> Values:
-        time_of_a_byte = roofline_time(intensity, nbytes=1.0, peak=peak, bandwidth=bandwidth)
-        return intensity / time_of_a_byte
-
     question = _Question(
         heading="Roofline",
         parameters=[
@@ -247,7 +251,6 @@ def ask_roofline(*, peak: float, bandwidth: float) -> alt.LayerChart:
             "kernel": "1 / hypot(1 / peak, 1 / (bandwidth * datum.intensity))",
             "roof": "min(peak, bandwidth * datum.intensity)",
         },
-        form=find_rate,
     )
     return _draw_question(question)
 
@@ -279,11 +282,6 @@ def ask_unique_rows(*, rows: int, lookups: float) -> alt.LayerChart:
     'Distinct rows with sliders for rows, lookups: distinct, all different, all rows'
     """
     rows = check_positive("rows", rows, integer=True)
-    table = Uniform(rows)
-
-    def count_distinct(lookups: float) -> Values:
-        return unique_rows(table, lookups)
-
     question = _Question(
         heading="Distinct rows",
         parameters=[_Parameter("rows", rows, ""), _Parameter("lookups", lookups, "")],
@@ -295,6 +293,5 @@ def ask_unique_rows(*, rows: int, lookups: float) -> alt.LayerChart:
             "all different": "datum.lookups",
             "all rows": "rows",
         },
-        form=count_distinct,
     )
     return _draw_question(question)

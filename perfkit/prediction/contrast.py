@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import DTYPES, LINKS
+from perfkit.ground.notes import write_warnings
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells, write_notes
 from perfkit.ground.units import check_positive, format_bytes, format_table, format_time, show
 from perfkit.platform.estimates import Estimate, keep_quiet, name_sides, warn_once
@@ -19,6 +20,7 @@ from perfkit.prediction.result import Prediction
 from perfkit.readers.measured_steps import MeasuredStep
 from perfkit.readers.training_logs import TrainingLog
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.strategy import Strategy, check_strategy_type
 
 #: Examples of matrix products: a large square, a feed-forward layer of BERT-large on 4,096 tokens,
 #: a layer of a DLRM on 2,048 samples, and one that only moves weights.
@@ -148,7 +150,7 @@ class PlatformComparison(Tabular):
             if isinstance(side, Prediction):
                 lines += write_notes(name, [f"{side.about}; stack: {side.software}"])
         lines.append(format_table(self._write()))
-        lines += write_notes("warning", self.warnings)
+        lines += write_warnings(self.warnings)
         return "\n".join(lines)
 
     def _names(self) -> list[str]:
@@ -194,6 +196,7 @@ def compare(
     *,
     ranks: int | None = None,
     platform: Named | None = None,
+    strategy: Strategy | None = None,
 ) -> Any:
     """Compare two platforms, workloads, placements, predictions or traces.
 
@@ -212,6 +215,8 @@ def compare(
         of `predict` [-].
     platform : Platform, str or Path, optional
         Where workloads and plans are predicted.
+    strategy : Strategy, optional
+        How ranks share a Transformer on both platforms, see `predict`; `ranks` are then those of it.
 
     Returns
     -------
@@ -229,10 +234,12 @@ def compare(
         return a.compare(b)
     if isinstance(a, Prediction) and isinstance(b, int | float | str | MeasuredStep | TrainingLog):
         return a.against(b)
+    if strategy is not None and ranks is None:
+        ranks = int(check_strategy_type(strategy).ranks)
     if not all(isinstance(each, Platform | str | Path) for each in (a, b)):
         sides = (
-            _predict_side(a, workload, platform, ranks),
-            _predict_side(b, workload, platform, ranks),
+            _predict_side(a, workload, platform, ranks, strategy),
+            _predict_side(b, workload, platform, ranks, strategy),
         )
         return _put_together(sides, [*_list_parts(*sides)])
     pair = load_platform(a), load_platform(b)
@@ -247,13 +254,19 @@ def compare(
     with keep_quiet():
         found = [
             each
-            for each in _list_quantities(pair, counts, workload)
+            for each in _list_quantities(pair, counts, workload, strategy)
             if any(x is not None for x in each[-1])
         ]
     return _put_together(pair, found)
 
 
-def _predict_side(given: Any, workload: Any, platform: Named | None, ranks: int | None) -> Any:
+def _predict_side(
+    given: Any,
+    workload: Any,
+    platform: Named | None,
+    ranks: int | None,
+    strategy: Strategy | None,
+) -> Any:
     """The result that is given, or the prediction of a workload or plan."""
     result = getattr(given, "prediction", given)
     if hasattr(result, "parts"):
@@ -264,7 +277,8 @@ def _predict_side(given: Any, workload: Any, platform: Named | None, ranks: int 
         wanted = "two platforms, predictions or priced plans; with platform=, two workloads or plans; sweep takes more"
         raise ValueError(f"a or b is {show(given)}, platform is {show(platform)}; compare {wanted}")
     with keep_quiet():
-        return predict(what, platform, ranks=plan.ranks if plan else ranks, plan=plan)
+        count = plan.ranks if plan else ranks
+        return predict(what, platform, ranks=count, plan=plan, strategy=strategy)
 
 
 def _name_sides(a: Any, b: Any) -> list[str]:
@@ -346,7 +360,10 @@ def _put_together(
         row["ratio"] = other / one if one and other is not None else None
         ends = [item.interval() if hasattr(item, "interval") else (None, None) for item in items]
         rows.append(row | dict(zip(_ENDS, (*ends[0], *ends[1]), strict=True)))
-    sides = zip(_name_sides(*pair), zip(*(items for *_, items in found), strict=True), strict=True)
+    # what is said of iterations matters most
+    items_of_quantities = [items for group, *_, items in found if group == "iteration"]
+    items_of_quantities += [items for group, *_, items in found if group != "iteration"]
+    sides = zip(_name_sides(*pair), zip(*items_of_quantities, strict=True), strict=True)
     notes = {
         name: [text for item in items for text in getattr(item, "warnings", ())]
         for name, items in sides
@@ -355,7 +372,10 @@ def _put_together(
 
 
 def _list_quantities(
-    pair: tuple[Platform, Platform], counts: Sequence[int], workload: Workload | None
+    pair: tuple[Platform, Platform],
+    counts: Sequence[int],
+    workload: Workload | None,
+    strategy: Strategy | None,
 ) -> Iterator[tuple[str, str, str, list[Any]]]:
     """Group, name and unit of every quantity, and its value on both platforms.
 
@@ -400,9 +420,11 @@ def _list_quantities(
         yield "collective", f"{operation} of {format_bytes(nbytes)}, {where}", "s", found
     if workload is not None:
         runs = [
-            predict(workload, platform, ranks=n) for platform, n in zip(pair, counts, strict=True)
+            predict(workload, platform, ranks=count, strategy=strategy)
+            for platform, count in zip(pair, counts, strict=True)
         ]
-        yield "iteration", f"{workload.description}, {where}", "s", runs
+        shared = f", {strategy.label}" if strategy is not None else ""
+        yield "iteration", f"{workload.description}{shared}, {where}", "s", runs
 
 
 def _attempt(estimate: Callable[..., Estimate], *sizes: Any, **settings: Any) -> Estimate | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from perfkit.ground.dates import Moment, read_date, write_date
 from perfkit.ground.files import group_rows
+from perfkit.ground.notes import group_notes
 from perfkit.ground.quantities import SECONDS, check_seconds, read_quantity
 from perfkit.ground.results import Sections, Table, Tabular, write_notes
 from perfkit.ground.units import (
@@ -456,7 +457,8 @@ class Goodput(Tabular):
             The answer first; then chances, the checkpoints, the failures, and what was assumed.
         """
         lines = self.list_lines()
-        lines += write_notes("warning of the iteration", self.prediction.warnings)
+        warnings = group_notes(self.prediction.warnings)
+        lines += write_notes("warning of the iteration", warnings)
         return "\n".join(lines)
 
     def list_lines(self) -> list[str]:

@@ -138,15 +138,21 @@ class Notes(NamedTuple):
 
     Parameters
     ----------
+    shortage : tuple of str
+        That a rank has too little memory.
     doubts : tuple of str
         What makes the time less certain, which `predict` warns of.
+    of_messages : tuple of str
+        What makes the times of collectives less certain, those with most time first.
     advice : tuple of str
         What somebody may not have chosen, or would want to know.
     unmodelled : mapping of str to float
         Operations without a model, and their time [s].
     """
 
+    shortage: tuple[str, ...]
     doubts: tuple[str, ...]
+    of_messages: tuple[str, ...]
     advice: tuple[str, ...]
     unmodelled: Mapping[str, float]
 
@@ -174,7 +180,8 @@ def predict(
     platform : Platform, str or Path
         A platform, a name of the gallery or a file.
     ranks : int, optional
-        Ranks that take part; one, unless given, or those that a graph was captured for [-].
+        Ranks that take part; one, unless given, or those that a graph was captured for. On the command
+        line all ranks of the platform are the default; both say which they took [-].
     plan : Plan, optional
         Placement of embedding tables; round-robin by default.
     slowdown : mapping of int to float, optional
@@ -269,11 +276,19 @@ def predict(
     of_settings: tuple[str, ...] = ()
     if strategy is not None:
         of_settings = note_replaced(workload, work.strategy)
-    warn_once(notes.doubts + of_settings, 3)
+    warn_once(notes.shortage + notes.doubts + notes.of_messages + of_settings, 3)
     spread = estimate_spread(priced, timings, causes, machine, loading_time)
     parts = [*causes.sum_by_resource().values(), causes.loading]
     title = f"{resolved.workload.description} on {machine.name!r}"
     check_time(title, timings.timeline.period, spread, parts)
+
+    is_single_rank_assumed = (
+        ranks is None
+        and strategy is None
+        and resolved.ranks == 1
+        and machine.network.ranks > 1
+        and hasattr(work.workload, "graphs")  # a captured graph is of its own ranks
+    )
 
     launch_times = np.array([model.launch for model in timings.costs.models])[timings.costs.classes]
     fixed_time = float(launch_times @ timings.slowest.graph.column("launches"))
@@ -305,8 +320,9 @@ def predict(
         fixed_time=fixed_time,
         execution=timings.slowest.graph.execution,
         unmodelled=notes.unmodelled,
-        warnings=notes.doubts + notes.advice + of_level + of_facts + of_settings,
+        warnings=_rank_notes(notes, of_level + of_facts + of_settings, bottleneck),
         stack=software,
+        is_single_rank_assumed=is_single_rank_assumed,
         _timeline=timings.timeline,
         _repredict=repredict,
     )
@@ -510,7 +526,7 @@ def collect_notes(
     of_node = note_large_node(platform.device, network.ranks_per_node, network.ranks)
     tables = [table for graph in graphs for table in graph.tables]
     of_host_tables = note_other_device(tables, platform)
-    doubts = (*priced.notes, *of_graphs, *of_times, *of_memory, *of_node, *of_host_tables)
+    doubts = (*of_graphs, *of_times, *of_node, *of_host_tables)
 
     advice: tuple[str, ...] = ()
     if bottleneck not in ("host-bound", "input-bound"):
@@ -529,7 +545,18 @@ def collect_notes(
             "the host sets the pace, and how fast it is was assumed from another machine; "
             f"the device alone takes {format_time(device_time)}",
         )
-    return Notes(doubts, advice, unmodelled)
+    return Notes(of_memory, doubts, priced.notes, advice, unmodelled)
+
+
+def _rank_notes(notes: Notes, of_software: tuple[str, ...], bottleneck: str) -> tuple[str, ...]:
+    """All notes, those that matter most first: that it does not fit, then those of what sets the pace.
+
+    What is said of collectives comes last unless they set the pace.
+    """
+    of_pace = (*notes.doubts, *notes.advice, *of_software)
+    if bottleneck == "communication-bound":
+        return (*notes.shortage, *notes.of_messages, *of_pace)
+    return (*notes.shortage, *of_pace, *notes.of_messages)
 
 
 def estimate_spread(

@@ -611,7 +611,8 @@ def time_collectives(
     durations : list of array
         Time of each collective, by group [s].
     notes : tuple of str
-        What makes these times less certain than their spread.
+        What makes these times less certain than their spread, those of the collectives with most time
+        first.
     """
     durations = [np.zeros(len(group.graph.collectives)) for group in groups]
     messages = dict[_MessageKind, list[_Messages]]()
@@ -620,7 +621,7 @@ def time_collectives(
             messages.setdefault(kind, []).append(of_group)
     ranks_per_node = platform.network.ranks_per_node
     ranks_per_region = platform.network.ranks // platform.network.regions
-    notes: dict[str, None] = {}
+    seconds_of_notes: dict[str, float] = {}
     for kind, alike in messages.items():
         ranks = kind.ranks
         ranks_of_node = Counter(rank // ranks_per_node for rank in ranks)
@@ -637,8 +638,9 @@ def time_collectives(
         nbytes = np.concatenate([of_group.nbytes for of_group in alike])
         sizes, size_of_message = np.unique(nbytes, return_inverse=True)
         priced = cost.price(sizes)
-        notes |= dict.fromkeys(priced.notes)
         seconds = priced.time[size_of_message]
+        for note in priced.notes:
+            seconds_of_notes[note] = seconds_of_notes.get(note, 0.0) + float(seconds.sum())
         begin = 0
         for of_group in alike:
             end = begin + len(of_group.numbers)
@@ -654,6 +656,7 @@ def time_collectives(
             # nobody measured iterations in which hosts work
             of_ranks = np.array([name not in HOST_WORK for name in names], dtype=bool)
             times[of_ranks] = iteration_fit["scale"] * times[of_ranks] + delay
+    notes = sorted(seconds_of_notes, key=lambda note: -seconds_of_notes[note])
     return durations, tuple(notes)
 
 

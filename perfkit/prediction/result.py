@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, overload
 
 from perfkit.fitting import Iteration
-from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell, write_notes
+from perfkit.ground.notes import write_warnings
+from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import (
     check_choice,
@@ -137,6 +138,8 @@ class Prediction(Tabular):
         What to know before trusting the number.
     stack : Stack
         The software that runs it, with the settings that won over its facts.
+    is_single_rank_assumed : bool
+        Whether one rank of several was taken because nobody said how many.
     """
 
     report_title = "Predicted time of one training iteration and where it goes"
@@ -157,6 +160,7 @@ class Prediction(Tabular):
     unmodelled: Mapping[str, float]
     warnings: tuple[str, ...]
     stack: Stack
+    is_single_rank_assumed: bool
     _timeline: Timeline = field(repr=False)
     _repredict: Callable[[Platform], "Prediction"] = field(repr=False)
 
@@ -776,8 +780,13 @@ class Prediction(Tabular):
     def explain(self) -> str:
         """The prediction in words: what was priced, the bounds of its time, and where the time
         goes."""
-        lines = [
-            self._answer,
+        lines = [self._answer]
+        if self.is_single_rank_assumed:
+            most = self.platform.network.ranks
+            lines.append(
+                f"  ranks: 1 of the {most} of {self.platform.name}, as ranks is left out; ranks={most} takes all"
+            )
+        lines += [
             f"  {self._describe_rates()}",
             f"  {self._described}",
             f"  at least {format_time(self.lower_bound)} (busiest resource alone), "
@@ -798,7 +807,7 @@ class Prediction(Tabular):
             lines.append(
                 f"  not modelled, timed as memory traffic: {name} {words}{format_time(seconds)}"
             )
-        return "\n".join([*lines, *write_notes("warning", self.warnings)])
+        return "\n".join([*lines, *write_warnings(self.warnings)])
 
     @property
     def _answer(self) -> str:

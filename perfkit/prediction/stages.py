@@ -772,8 +772,25 @@ class _StageMaker:
 
     def name_communicators(self) -> dict[int, str]:
         """What the ranks of each communicator share, as charts name it."""
-        borders = count_ways(self.s) * self.s.pp
-        return GROUP_NAMES | {PAIRS + way: f"pipeline {way}" for way in range(borders)}
+        names: dict[int, str] = dict(GROUP_NAMES)
+        ways = count_ways(self.s)
+        for border in range(self.s.pp):
+            for way in range(ways):
+                names[PAIRS + ways * border + way] = self._name_border(border, way)
+        return names
+
+    def _name_border(self, border: int, way: int) -> str:
+        """What a communicator between two stages sends, by its number among those of the border, see
+        `_pass_on`."""
+        before = border
+        behind = (border + 1) % self.s.pp
+        is_forward = way % 2 == 1
+        if count_ways(self.s) > 2:  # a V, whose chunks go both ways
+            phase = "forward" if is_forward else "backward"
+            return f"pipeline, stages {before} and {behind}, chunk {way // 2} {phase}"
+        if is_forward:
+            return f"pipeline, stage {before} to {behind}"
+        return f"pipeline, stage {behind} to {before}"
 
     def list_communicators(self) -> tuple[tuple[int, ...], ...]:
         """Ranks of each communicator of the first rank, in the order of their numbers."""

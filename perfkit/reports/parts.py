@@ -8,6 +8,7 @@ from xml.parsers import expat
 
 from markupsafe import Markup
 
+from perfkit.ground.notes import group_notes
 from perfkit.ground.results import Reported, write_cells
 from perfkit.ground.units import clean, format_count, show
 from perfkit.plots import INK
@@ -46,13 +47,14 @@ class ShownResult:
     headline: str
     is_asked: bool  # False for one that another result uses, such as its platform
     warnings: list[str]
+    warning_count: int
     words: str  # its explanation, or empty
     parts: list[TablePart | ChartPart] = field(default_factory=list)
 
     @property
     def counted_warnings(self) -> str:
         """How many warnings there are."""
-        return format_count(len(self.warnings), "warning")
+        return format_count(self.warning_count, "warning")
 
 
 def show_results(results: Sequence[Reported], *, with_charts: bool) -> list[ShownResult]:
@@ -108,7 +110,8 @@ def _describe(result: Reported, *, is_asked: bool) -> ShownResult:
         title=result.report_title,
         headline=result.headline(),
         is_asked=is_asked,
-        warnings=warnings,
+        warnings=group_notes(warnings),
+        warning_count=len(warnings),
         words=result.explain() if hasattr(result, "explain") else "",
     )
 

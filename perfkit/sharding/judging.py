@@ -7,7 +7,8 @@ from typing import Any
 
 import polars
 
-from perfkit.ground.results import Sections, Table, Tabular, write_notes
+from perfkit.ground.notes import write_warnings
+from perfkit.ground.results import Sections, Table, Tabular
 from perfkit.ground.units import format_count, format_interval, format_ranks, format_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -98,7 +99,7 @@ class PlanJudgement(Tabular):
         move = self.yours.next_move()
         if move is not None:
             lines.append(f"  best move of one shard of yours: {move}")
-        lines += write_notes("warning", (*self.warnings, *self.found.warnings))
+        lines += write_warnings((*self.warnings, *self.found.warnings))
         return "\n".join(lines)
 
     def headline(self) -> str:

@@ -9,7 +9,8 @@ import numpy as np
 import polars
 
 from perfkit.ground.forks import check_threads
-from perfkit.ground.results import Picture, Sections, Table, Tabular, write_notes
+from perfkit.ground.notes import write_warnings
+from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import (
     Array,
     check_choice,
@@ -26,6 +27,7 @@ from perfkit.platform.estimates import check_time, find_interval
 from perfkit.platform.host_memory import find_host_share
 from perfkit.prediction.host_tables import note_other_device
 from perfkit.sharding.costs import DEVICE_SECONDS, MEMORY, SECONDS, Cost, Costs
+from perfkit.sharding.holders import describe_shared, list_holders
 from perfkit.sharding.problem import MESSAGES, Problem, Resource, TimeParts
 from perfkit.workloads.placement import Plan, Shard, warn_of_paths
 from perfkit.workloads.placement_kinds import PlacementKind
@@ -750,6 +752,24 @@ class ShardingResult(Tabular):
             )
         )
 
+    def holders(self) -> list[Sequence[str]]:
+        """Which rank holds which tables, as rows of text with their heads first.
+
+        Returns
+        -------
+        rows : list of sequence of str
+            rank, memory of its tables, time of its device, and the tables that it has and others have not.
+        """
+        price = self.prediction
+        names = name_tables(price._problem.costs.workload.tables)
+        seconds = price.costs[:, DEVICE_SECONDS].sum(axis=1)
+        return list_holders(names, self.plan.placements, seconds, price.memory)
+
+    def describe_shared(self) -> list[str]:
+        """Say which tables all ranks share or copy, a line for each kind of placement."""
+        names = name_tables(self.prediction._problem.costs.workload.tables)
+        return describe_shared(names, self.plan.placements, self.plan.ranks)
+
     def to_torchrec(
         self,
         *,
@@ -884,7 +904,9 @@ class ShardingResult(Tabular):
         yield "How good the plan is, and what its limits cost", self._list_limits()
         yield "The plan and the rules of thumb", self.compare()
         yield "", self.chart()
-        yield "Ranks", self.by_rank()
+        shared = "".join(f"; {line}" for line in self.describe_shared())
+        yield f"Ranks and their tables{shared}", self.holders()
+        yield "Work of the ranks", self.by_rank()
         yield "Tables", self.table()
         yield "", self.prediction._problem.costs.platform
 
@@ -921,7 +943,7 @@ class ShardingResult(Tabular):
         lines += self._explain_baselines()
         if self.interrupted:
             lines.append("  interrupted: the best plan so far")
-        lines += write_notes("warning", self.warnings)
+        lines += write_warnings(self.warnings)
         return "\n".join(lines)
 
     def _explain_inputs(self) -> str:
