@@ -465,7 +465,7 @@ class CollectiveModel(Fit):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pipelined(CollectiveModel):
-    """Start-up and transfer that overlap.
+    """Start-up and transfer, with a rounded corner between them.
 
     Parameters
     ----------

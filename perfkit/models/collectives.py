@@ -312,7 +312,7 @@ def alpha_beta(nbytes: Values, *, alpha: float, beta: float) -> Values:
 
 @closed_form()
 def pipelined(nbytes: Values, *, alpha: float, beta: float, sharpness: float = 0.6) -> Values:
-    r"""Time of a collective whose start-up and transfer phases overlap in chunks.
+    r"""Time of a collective from its start-up and its transfer, with a rounded corner between them.
 
     Parameters
     ----------
