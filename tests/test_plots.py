@@ -260,6 +260,16 @@ def draw_gains() -> Any:
     return plots.gain_bars(rows, time=0.02)
 
 
+def draw_picks() -> Any:
+    rows = [
+        {"family": "model 0", "time_s": 0.02, "pick": "prediction"},
+        {"family": "model 0", "time_s": 0.025, "pick": ""},
+        {"family": "model 1", "time_s": 0.3, "pick": "chance"},
+        {"family": "model 1", "time_s": 0.2, "pick": ""},
+    ]
+    return plots.pick_strips(rows)
+
+
 def draw_plan() -> Any:
     return plots.plan_bars(RANKS, time=3e-3, capacity=5e9)
 
@@ -328,6 +338,7 @@ CHARTS = {
     "memory": draw_memory,
     "diagnosis": draw_diagnosis,
     "gains": draw_gains,
+    "picks": draw_picks,
     "plan": draw_plan,
     "alpha-beta": draw_alpha_beta,
     "asked roofline": draw_asked_roofline,
@@ -435,6 +446,14 @@ def test_axes_of_a_sweep_have_the_units_that_the_names_of_columns_end_with() -> 
     assert encoding["y"]["title"] == "lookup"
     assert " $1s'" in encoding["y"]["axis"]["labelExpr"], "2 ns, not 2e-9"
     assert " $1" not in encoding["x"]["axis"]["labelExpr"]
+
+
+def test_picks_are_drawn_beyond_the_fastest_of_their_own_group() -> None:
+    chart = draw_picks()
+    others, picked = read_data(chart, 0), read_data(chart, 1)
+    assert [row["pick"] for row in others] == ["not picked", "not picked"]
+    assert [round(row["extra_share"], 9) for row in others] == [0.25, 0.0]
+    assert [round(row["extra_share"], 9) for row in picked] == [0.0, 0.5]
 
 
 def test_residuals_are_ratios_by_predicted_time_with_their_interval() -> None:

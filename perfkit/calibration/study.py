@@ -306,8 +306,8 @@ class Trials(Comparison):
     -----
     The regret of a choice is its extra time over the fastest measured placement of the model. The
     time of a placement is the mean of the medians of its passes. `floor` is the regret of a choice
-    by one pass, judged by the other pass: the study cannot show that a prediction is better than
-    this.
+    by one pass, judged by the other pass. It says how noisy a pass is. It is no bound for a
+    prediction, whose regret is judged by the mean of both passes.
     """
 
     report_title = "Predicted and measured times of models under several placements"

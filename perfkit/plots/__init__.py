@@ -5,7 +5,7 @@ Read `canvas` first: what every chart is built from, rows, axes, tooltips and ma
 the colours of phases and of classes of operations. Then each chart is one file and one function,
 which reads rows, makes two axes and lays marks over each other:
 
-- `breakdowns` (stacked bars), `ladders`, `tornado` and `ratios` are the shortest; `accuracy` has a band
+- `breakdowns` (stacked bars), `ladders`, `picks`, `tornado` and `ratios` are the shortest; `accuracy` has a band
 - `memory` has stacked areas, a point and lines across
 - `sweeps`, `modules`, `ranks`, `rooflines` and `collectives` prepare more rows
 - `fronts` has labels that do not overlap, for which `labels` finds places
@@ -34,6 +34,7 @@ from perfkit.plots.ladders import bandwidth_ladder
 from perfkit.plots.memory import memory_areas
 from perfkit.plots.modules import module_bars
 from perfkit.plots.nodes import draw_node
+from perfkit.plots.picks import pick_strips
 from perfkit.plots.ranks import plan_bars
 from perfkit.plots.ratios import platform_ratios
 from perfkit.plots.rings import draw_ring
@@ -61,6 +62,7 @@ __all__ = [
     "measured_against_links",
     "memory_areas",
     "module_bars",
+    "pick_strips",
     "plan_bars",
     "platform_ratios",
     "predicted_vs_measured",

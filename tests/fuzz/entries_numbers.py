@@ -612,6 +612,7 @@ TAKERS: tuple[Example, ...] = (
         frame=[{"what": "a", "gain_s": 1.0, "low_s": 0.5, "high_s": 2.0}],
         time=3.0,
     ),
+    example(plots.pick_strips, frame=[{"family": "a", "time_s": 1.0, "pick": "prediction"}]),
     example(
         plots.strategy_front,
         frame=[
