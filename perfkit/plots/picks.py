@@ -49,7 +49,8 @@ def pick_strips(
     picked = [row for row in rows if row["pick"] != _OTHERS]
     others = [row for row in rows if row["pick"] == _OTHERS]
     x = alt.X("extra_share:Q", title="Time beyond the fastest", axis=alt.Axis(format="%"))
-    y = alt.Y("family:N", title=None, sort=canvas.unique(row["family"] for row in rows))
+    families = canvas.unique(row["family"] for row in rows)
+    y = alt.Y("family:N", title=None, sort=families, axis=alt.Axis(labelPadding=10))
     shown = canvas.tips("family", "pick", time_s=".3s", extra_share=".1%")
     rest = canvas.draw(others).mark_point(filled=True, color=_GREY, opacity=0.6, size=30)
     rest = rest.encode(x=x, y=y, tooltip=shown)
