@@ -787,7 +787,7 @@ def test_a_host_holds_overheads_of_calls_alone() -> None:
 
 def test_bandwidths_go_from_the_cache_to_the_network() -> None:
     frame = load_platform("h100-sxm-8x8").bandwidths()
-    assert frame["way"].to_list() == ["L2", "HBM3", "NVLink", "PCIe to host", "adapter"]
+    assert frame["way"].to_list() == ["L2", "HBM3", "NVLink", "PCIe from host", "adapter"]
     rates = frame["bandwidth_bytes_per_s"].to_list()
     assert rates == sorted(rates, reverse=True)
     assert frame["capacity_bytes"].to_list() == [50 * 2**20, 8e10, None, 2e12, None]
@@ -806,9 +806,9 @@ def test_bandwidths_name_a_host_only_where_one_is_known() -> None:
         assert len(set(ways)) == len(ways), "rows of a chart have names of their own"
     assert "host" not in " ".join(load_platform("zen5-2").bandwidths()["way"])
     l40s = load_platform("l40s-8")
-    assert "PCIe to host" not in l40s.bandwidths()["way"]
+    assert "PCIe from host" not in l40s.bandwidths()["way"]
     with_host = l40s.with_host_memory(capacity=1e12, bandwidth=400e9, link=25e9)
-    host = with_host.bandwidths().filter(way="PCIe to host")
+    host = with_host.bandwidths().filter(way="PCIe from host")
     assert host["bandwidth_bytes_per_s"].to_list() == [25e9]
 
 

@@ -470,6 +470,19 @@ def test_residuals_are_ratios_by_predicted_time_with_their_interval() -> None:
     assert low < 0.5 and high > 2.0
 
 
+def test_predicted_vs_measured_names_intervals_only_where_they_are_known() -> None:
+    known = {"family": "bert", "name": "a", "predicted_s": 1.0, "measured_s": 1.1}
+    known |= {"low_s": 0.9, "high_s": 1.2}
+    unknown = {"family": "bert", "name": "b", "predicted_s": 1.0, "measured_s": 1.1}
+    for runs, title in (
+        ([known], "Predicted, with 80% interval"),
+        ([known, unknown], "Predicted, with 80% interval where known"),
+        ([unknown], "Predicted"),
+    ):
+        layers = plots.predicted_vs_measured(runs).to_dict()["layer"]
+        assert layers[-1]["encoding"]["y"]["title"] == title
+
+
 def test_predicted_vs_measured_shows_diagonal_band_and_error() -> None:
     runs = [
         run("DLRM", 1.0, 0.1),

@@ -20,7 +20,7 @@ class Way(NamedTuple):
     Parameters
     ----------
     way : str
-        ``L2``, ``HBM3``, ``NVLink``, ``PCIe to host``, ``adapter`` and the like [-].
+        ``L2``, ``HBM3``, ``NVLink``, ``PCIe from host``, ``adapter`` and the like [-].
     leads_to : str
         What is behind it, such as ``other nodes`` [-].
     bandwidth_bytes_per_s : float
@@ -56,7 +56,7 @@ def list_bandwidths(machine: Machine) -> list[Way]:
         ways.append(_make_way(name, _BEHIND_LINKS["intra"], links["intra"].bandwidth))
     host = find_host(machine)
     if host is not None:
-        name = f"{name_host_link(machine)} to host"
+        name = f"{name_host_link(machine)} from host"
         ways.append(_make_way(name, "memory of the host", host.from_host, host.capacity))
     for scope, carrier in _CARRIERS.items():
         if scope in links:

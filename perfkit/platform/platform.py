@@ -764,12 +764,12 @@ class Platform(Machine, Reported):
         --------
         >>> from perfkit.platform.gallery import load_platform
         >>> load_platform("h100-sxm-8x8").bandwidths().select("way", "leads_to", "evidence")
-        way                       leads_to   evidence
-        L2             cache of the device    assumed
-        HBM3          memory of the device  datasheet
-        NVLink           ranks of the node  datasheet
-        PCIe to host    memory of the host   measured
-        adapter                other nodes     fitted
+        way                         leads_to   evidence
+        L2               cache of the device    assumed
+        HBM3            memory of the device  datasheet
+        NVLink             ranks of the node  datasheet
+        PCIe from host    memory of the host   measured
+        adapter                  other nodes     fitted
         """
         return bandwidths.tabulate_bandwidths(self)
 

@@ -48,7 +48,7 @@ def predicted_vs_measured(
     rows = _read_runs(runs)
     domain = canvas.log_domain(row[column] for row in rows for column in _TIMES)
     x = canvas.log_axis("measured_s", "Measured", domain, "s")
-    y = canvas.log_axis("predicted_s", "Predicted, with 80% interval", domain, "s", alt.Y)
+    y = canvas.log_axis("predicted_s", _say_what_is_drawn(rows), domain, "s", alt.Y)
     layers = [
         canvas.draw_band(_list_ends(domain), x, y, low="low_s", high="high_s"),
         _draw_diagonal(domain, x, y),
@@ -120,6 +120,16 @@ def _read_runs(runs: Frame) -> list[Row]:
             row[bound] = row.get(bound) or row[middle]
         rows.append(row)
     return rows
+
+
+def _say_what_is_drawn(rows: Sequence[Row]) -> str:
+    """The title of the axis of predictions; it names intervals only where some are known."""
+    known = [row["low_s"] < row["high_s"] for row in rows]
+    if all(known):
+        return "Predicted, with 80% interval"
+    if any(known):
+        return "Predicted, with 80% interval where known"
+    return "Predicted"
 
 
 def _list_ends(domain: Domain) -> list[Row]:
