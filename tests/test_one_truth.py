@@ -60,6 +60,7 @@ CHOICES = {
     ("workloads/tables.py", "number formats"): "those that tables are stored in",
     ("platform/kernels.py", "number formats"): "those of tensor cores",
     ("platform/sources.py", "number formats"): "order of preference",
+    ("plots/nodes.py", "number formats"): "whose peak a drawing of a node shows",
     ("measure/probes.py", "number formats"): "those that a cluster is measured in",
     ("workloads/execution.py", "number formats"): "those whose products a compiler pads",
     ("workloads/tape.py", "number formats"): "those of a whole workload",

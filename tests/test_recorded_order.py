@@ -147,6 +147,31 @@ def test_batches_of_computed_rows_are_put_together() -> None:
     assert [label.name for label in graph.labels].count("addmm") == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_tensor_that_an_earlier_capture_left_serves_a_later_one(dtype: torch.dtype) -> None:
+    """As angles of positions do that a program makes once and keeps."""
+    kept: list[Any] = []
+
+    def make_step() -> Callable[[], None]:
+        layer = nn.Linear(8, 8)
+
+        def step() -> None:
+            if not kept:
+                kept.append(torch.ones(2, 4, dtype=dtype).unsqueeze(1))
+            y = layer(torch.randn(2, 6, 8)).view(2, 6, 4, 2)
+            turned = torch.view_as_complex(y) if dtype.is_complex else y[..., 0]
+            product = turned * kept[0]
+            (torch.view_as_real(product) if dtype.is_complex else product).sum().backward()
+
+        return step
+
+    first, second = capture(make_step), capture(make_step)
+    names = [[label.name for label in graph.labels] for graph in (first, second)]
+    kept.clear()
+    assert names[1] == compare(make_step)
+    assert len(names[0]) >= len(names[1]), "the first one makes what is kept"
+
+
 # -- gradients that lie in memory in unusual ways
 
 LAYERS: dict[str, Callable[[Any], Any]] = {

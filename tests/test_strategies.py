@@ -877,7 +877,7 @@ def test_replicas_send_fewer_bytes_of_narrower_gradients() -> None:
         model = Transformer.gpt2(
             batch=64, sequence=512, dtype="bf16", mixed=True, reduce_dtype=name
         )
-        closed = explore(model, slow, strategies=[strategy]).table()["time"][0]
+        closed = explore(model, slow, strategies=[strategy]).table()["time_s"][0]
         events = predict(model, slow, strategy=strategy)
         assert closed == pytest.approx(events.time, rel=0.05)
         times.append(closed)

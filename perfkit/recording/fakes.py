@@ -11,6 +11,7 @@ the modes, and `Left` for tensors that a step leaves behind, after the capture. 
 would read memory that is not there.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -93,7 +94,13 @@ class Left(FakeTensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What a function returns: by the rules of a capture that runs now, else by those of the one
+        that has left the tensor behind."""
         kwargs = kwargs or {}
         left = next(t for t in walk_tensors([args, kwargs]) if isinstance(t, Left))
-        with torch._C.DisableTorchFunctionSubclass(), left.fake_mode:
+        is_captured = torch._C._get_dispatch_mode(_FAKE) is not None
+        with (
+            torch._C.DisableTorchFunctionSubclass(),
+            nullcontext() if is_captured else left.fake_mode,
+        ):
             return func(*args, **kwargs)
