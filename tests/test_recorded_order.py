@@ -147,7 +147,11 @@ class _Pictures(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def test_pictures_that_a_data_set_turns_to_arrays_are_real() -> None:
-    with pytest.warns(UserWarning, match="batches of a data loader"), pk.record() as recording:
+    with (
+        pytest.warns(UserWarning, match="a data set that the program has made or read"),
+        pytest.warns(UserWarning, match="batches of a data loader"),
+        pk.record(device="cpu") as recording,
+    ):
         net = nn.Linear(16, 2)
         optimizer = torch.optim.SGD(net.parameters())
         for batch in DataLoader(_Pictures(), batch_size=4):
