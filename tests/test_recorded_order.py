@@ -136,7 +136,6 @@ class _Pictures(torch.utils.data.Dataset[torch.Tensor]):
     """Pictures that a program reads from a file, and turns to arrays one by one."""
 
     def __init__(self) -> None:
-        # more than a capture keeps the numbers of
         self.pictures = torch.frombuffer(bytearray(1 << 21), dtype=torch.uint8).view(-1, 16)
 
     def __len__(self) -> int:
@@ -148,7 +147,6 @@ class _Pictures(torch.utils.data.Dataset[torch.Tensor]):
 
 def test_pictures_that_a_data_set_turns_to_arrays_are_real() -> None:
     with (
-        pytest.warns(UserWarning, match="a data set that the program has made or read"),
         pytest.warns(UserWarning, match="batches of a data loader"),
         pk.record(device="cpu") as recording,
     ):
