@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+import perfkit as pk  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 from perfkit.workloads.vocabulary import VIEWS  # noqa: E402
 
@@ -129,6 +130,33 @@ def test_a_loss_that_a_step_leaves_behind_can_be_used_and_has_no_value() -> None
     assert weight.grad.add(1).shape == (8, 8)
     with pytest.raises(Exception, match="_local_scalar_dense"):
         float(loss + 1)
+
+
+class _Pictures(torch.utils.data.Dataset[torch.Tensor]):
+    """Pictures that a program reads from a file, and turns to arrays one by one."""
+
+    def __init__(self) -> None:
+        self.pictures = torch.frombuffer(bytearray(1 << 21), dtype=torch.uint8).view(-1, 16)
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(self.pictures[index].numpy() / 255).float()
+
+
+def test_pictures_that_a_data_set_turns_to_arrays_are_real() -> None:
+    with (
+        pytest.warns(UserWarning, match="batches of a data loader"),
+        pk.record(device="cpu") as recording,
+    ):
+        net = nn.Linear(16, 2)
+        optimizer = torch.optim.SGD(net.parameters())
+        for batch in DataLoader(_Pictures(), batch_size=4):
+            optimizer.zero_grad()
+            net(batch).sum().backward()
+            optimizer.step()
+    assert [label.name for label in recording.graph.labels].count("addmm") == 1
 
 
 def test_batches_of_computed_rows_are_put_together() -> None:

@@ -55,6 +55,8 @@ class Fakes(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        # an array of a fake tensor would be read from memory that is not there; with this it is an error
+        self._allow_unsafe_data_ptr_access = False
         self._hand_over = HandOver()
 
     def dispatch(self, *args: Any, **kwargs: Any) -> Any:
