@@ -21,6 +21,7 @@ from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.models.roofline import roofline_time
 from perfkit.platform.estimates import keep_quiet
 from perfkit.plots import canvas
+from perfkit.plots.colours import INK, choose_ink
 from perfkit.plots.labels import Place, place_labels
 
 Row = dict[str, Any]
@@ -628,6 +629,42 @@ def test_a_start_that_rounding_moved_below_0_is_at_0_and_an_early_one_is_not() -
     assert bar["start_s"] == 0.0, "else the axis begins far below 0"
     (bar,) = read_data(plots.timeline_lanes([stage | {"start_s": -0.1}]))
     assert bar["start_s"] == -0.1
+
+
+def list_modules() -> list[Row]:
+    """Two long modules beside each other, and a short one, that are spans without a name."""
+    rows = []
+    for module, start, end in (("layer 1", 0.0, 4.9), ("layer 2", 4.9, 9.9), ("end", 9.9, 10.0)):
+        where = {"rank": 0, "stream": "compute", "phase": "forward", "name": ""}
+        rows.append({**where, "module": module, "start_s": start, "end_s": end})
+    return rows
+
+
+def test_modules_of_one_phase_have_borders_and_names_where_there_is_room() -> None:
+    chart = plots.timeline_lanes(list_modules())
+    bars = read_data(chart, 0)
+    assert [row["border"] for row in bars] == [1.0, 1.0, 1.0]
+    labels = read_data(chart, 1)
+    assert [(row["region"], row["start_s"]) for row in labels] == [
+        ("layer 1", 2.45),
+        ("layer 2", 7.4),
+    ]
+    drawn = vl_convert.vegalite_to_svg(chart.to_json())
+    assert ">forward<" in drawn, "labels leave the legend"
+
+
+def test_thin_bars_of_a_timeline_have_no_border_that_would_hide_them() -> None:
+    rows = [row | {"end_s": row["start_s"] + 0.05} for row in list_modules()[:2]]
+    rows.append(list_modules()[2])
+    chart = plots.timeline_lanes(rows)
+    assert [row["border"] for row in read_data(chart)] == [0.0, 0.0, 1.0]
+
+
+def test_text_on_a_bar_is_white_on_dark_and_ink_on_light_or_pale_colours() -> None:
+    assert choose_ink("#0072B2") == "white"
+    assert choose_ink("#0072B2", opacity=0.15) == INK
+    assert choose_ink("#F0E442") == INK
+    assert (choose_ink("#000000"), choose_ink("#ffffff")) == ("white", INK)
 
 
 def test_a_bar_is_pale_where_a_stream_is_idle_and_names_its_longest_operation() -> None:

@@ -328,7 +328,7 @@ def test_a_step_of_a_cpu_is_told_in_its_modules(
     assert table["difference_s"].sum() == pytest.approx(trace.time - predicted.time)
     assert table["difference_s"].abs().is_sorted(descending=True)
     assert table.filter(phase="forward", kind="gemm")["says"].item() == "the number of operations"
-    lanes = trace.chart("timeline").data.values
+    lanes = trace.chart("timeline").layer[0].data.values
     assert {row["lane"] for row in lanes} == {f"rank 0 · {level}" for level in LEVELS}
     # each module has a bar of its own
     assert len([row for row in lanes if row["lane"].endswith(" submodule")]) > 6

@@ -117,6 +117,27 @@ def colour(
     return alt.Color(f"{column}:N", scale=scale, title=title, legend=legend)
 
 
+def choose_ink(ground: str, opacity: float = 1.0) -> str:
+    """White or `INK`, whichever is read better on a colour that lies on white.
+
+    The one with more contrast as WCAG 2.1 defines it, from relative luminances.
+    """
+    luminance = opacity * _find_luminance(ground) + 1 - opacity
+    contrast_of_white = 1.05 / (luminance + 0.05)
+    contrast_of_ink = (luminance + 0.05) / (_find_luminance(INK) + 0.05)
+    return "white" if contrast_of_white > contrast_of_ink else INK
+
+
+def _find_luminance(shade: str) -> float:
+    """Relative luminance of ``#rrggbb`` (WCAG 2.1), from 0 of black to 1 of white."""
+    luminance = 0.0
+    for start, weight in ((1, 0.2126), (3, 0.7152), (5, 0.0722)):
+        level = int(shade[start : start + 2], 16) / 255
+        linear = level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4
+        luminance += weight * linear
+    return luminance
+
+
 def mark_series(
     column: str, values: Sequence[Any], *, legend: Any = alt.Undefined, title: str | None = None
 ) -> SeriesLooks:

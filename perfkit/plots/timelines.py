@@ -16,7 +16,7 @@ from perfkit.ground.results import Table
 from perfkit.ground.units import check_type, format_time
 from perfkit.plots import canvas
 from perfkit.plots.canvas import ROWS, Frame
-from perfkit.plots.colours import INK, colour
+from perfkit.plots.colours import INK, choose_ink, colour
 from perfkit.plots.theme import LayerChart
 
 #: Most lanes, and about the most bars of a timeline.
@@ -31,6 +31,12 @@ _GAP = 1 / 1000
 _ROUNDING = 1e-9
 #: Share of a bar in which a stream is busy, below which the bar is visibly paler [-].
 _PALE = 0.9
+#: Opacity of a bar whose stream is idle, or busy all the time [-].
+_FAINTEST, _FULL = 0.15, 1.0
+#: Width of all lanes, and of the narrowest bar that has a border [pixels].
+_WIDTH, _BORDERED = 620, 5
+#: Size of the text in a bar, width of its letters, and room beside it [pixels].
+_FONT, _LETTER, _ROOM = 10, 6.0, 4.0
 
 
 @refuse_misfits(ROWS)
@@ -38,7 +44,7 @@ def timeline_lanes(
     frame: Frame, *, about: str = "", time: float | None = None
 ) -> alt.Chart | alt.LayerChart:
     """Draw what every rank and stream does over time, coloured by phase; bars are paler where a
-    stream is often idle.
+    stream is often idle, and have borders between neighbours.
 
     Parameters
     ----------
@@ -46,7 +52,8 @@ def timeline_lanes(
         Rows ``rank``, ``stream``, ``phase``, ``start_s`` and ``end_s`` [s] and, where known,
         ``name`` and ``module``. Neighbours of one phase become one bar, so that iterations of any
         length stay readable; phases that alternate too fast to be seen share bars with the names of
-        both.
+        both. A row with a ``module`` and no ``name`` is that module: different ones are not joined,
+        and their names stand in the bars that have room for them.
     about : str, optional
         A line below the heading.
     time : float, optional
@@ -67,6 +74,7 @@ def timeline_lanes(
     phases = _list_phases(spans, bars)
     busy_share = pl.col("busy_s") / (pl.col("end_s") - pl.col("start_s"))
     bars = bars.with_columns(busy=busy_share.clip(0, 1)).drop("busy_s", "longest_s")
+    bars = _measure_bars(bars)
 
     axis = "Time since the iteration began"
     if len(lanes) > _LANES:
@@ -78,11 +86,15 @@ def timeline_lanes(
         notes.append("paler: the stream is idle for a part of the bar")
     notes = [note for note in notes if note]
     heading = alt.Title("Timeline of one iteration", subtitle=notes or alt.Undefined)
-    size = {"width": 620, "height": alt.Step(24)}
-    chart = _draw_lanes(bars, drawn_lanes, phases, x)
+    size = {"width": _WIDTH, "height": alt.Step(24)}
+    y = alt.Y("lane:N", title=None, sort=list(drawn_lanes))
+    color = colour("phase", phases, title="Phase")
+    chart = _draw_lanes(bars, x, y, color)
+    layers = [*_label_bars(bars, x, y, color)]
     if early and time is not None:
-        layers = [chart, *_mark_iteration(time, x)]
-        return LayerChart(layer=layers).properties(**size, title=heading)
+        layers += _mark_iteration(time, x)
+    if layers:
+        return LayerChart(layer=[chart, *layers]).properties(**size, title=heading)
     return chart.properties(**size, title=heading)
 
 
@@ -216,7 +228,7 @@ def _join(rows: Table, gap: float) -> Table:
     is_apart = (pl.col("start_s") - end_before > gap).fill_null(True)
     is_another = pl.struct("lane", "phase", "region").rle_id().diff() != 0
     bar = (is_apart | is_another).cum_sum().alias("bar")
-    return _add_up(rows, bar, "lane", "phase").drop("bar")
+    return _add_up(rows, bar, "lane", "phase", "region").drop("bar")
 
 
 def _add_up(rows: Table, *keys: Any) -> Table:
@@ -231,18 +243,52 @@ def _add_up(rows: Table, *keys: Any) -> Table:
 # -- marks
 
 
-def _draw_lanes(bars: Table, lanes: Sequence[str], phases: Sequence[str], x: alt.X) -> alt.Chart:
-    y = alt.Y("lane:N", title=None, sort=list(lanes))
-    scale = alt.Scale(domain=[0, 1], range=[0.15, 1])
+def _measure_bars(bars: Table) -> Table:
+    """Widths of bars in the chart, and of their borders [pixels]: narrow bars have none, which would
+    hide them."""
+    first: float = bars.select(pl.min("start_s").fill_null(0.0)).item()
+    length = _find_end(bars) - first
+    pixels = (pl.col("end_s") - pl.col("start_s")) / length * _WIDTH
+    border = pl.when(pl.col("pixels") >= _BORDERED).then(1.0).otherwise(0.0)
+    return bars.with_columns(pixels=pixels).with_columns(border=border)
+
+
+def _draw_lanes(bars: Table, x: alt.X, y: alt.Y, color: alt.Color) -> alt.Chart:
+    scale = alt.Scale(domain=[0, 1], range=[_FAINTEST, _FULL])
     shade = alt.Opacity("busy:Q", scale=scale, legend=None)
-    color = colour("phase", phases, title="Phase")
     shown = canvas.tips(
         "lane", "phase", "longest", start_s=".4s", end_s=".4s", operations="d", busy=".0%"
     )
-    chart = canvas.draw(bars.to_dicts(), name="timeline").mark_bar(height={"band": 0.8})
-    chart = chart.encode(x=x, x2="end_s:Q", y=y, color=color, opacity=shade, tooltip=shown)
+    border = alt.StrokeWidth("border:Q", scale=None, legend=None)
+    rows = bars.drop("pixels", "region").to_dicts()
+    chart = canvas.draw(rows, name="timeline").mark_bar(height={"band": 0.8}, stroke="white")
+    chart = chart.encode(
+        x=x, x2="end_s:Q", y=y, color=color, opacity=shade, strokeWidth=border, tooltip=shown
+    )
     zoom = alt.selection_interval(name="zoom", bind="scales", encodings=["x"])
     return chart.add_params(zoom)
+
+
+def _label_bars(bars: Table, x: alt.X, y: alt.Y, color: alt.Color) -> list[alt.Chart]:
+    """The names of modules in the bars that have room for them: a layer for each colour of text."""
+    encoding: Any = color.to_dict()
+    scale = encoding["scale"]
+    shades = dict(zip(scale["domain"], scale["range"], strict=True))
+    labels: dict[str, list[dict[str, Any]]] = {}  # by colour
+    for bar in bars.filter(pl.col("region") != "").to_dicts():
+        if len(bar["region"]) * _LETTER + _ROOM > bar["pixels"]:
+            continue
+        opacity = _FAINTEST + (_FULL - _FAINTEST) * bar["busy"]
+        ink = choose_ink(shades[bar["phase"]], opacity)
+        middle = (bar["start_s"] + bar["end_s"]) / 2
+        label = {"lane": bar["lane"], "start_s": middle, "region": bar["region"]}
+        labels.setdefault(ink, []).append(label)
+    layers = []
+    for number, (ink, rows) in enumerate(labels.items()):
+        words = canvas.draw(rows, name=f"timeline_labels_{number}")
+        words = words.mark_text(color=ink, fontSize=_FONT)
+        layers.append(words.encode(x=x, y=y, text="region:N"))
+    return layers
 
 
 def _mark_iteration(end: float, x: alt.X) -> list[alt.Chart]:
