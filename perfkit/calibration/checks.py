@@ -43,7 +43,10 @@ _LEGEND = (
     ("geomean, mean", "geometric and arithmetic mean of the errors |predicted / measured − 1|"),
     ("p95, max", "what 19 of 20 errors stay below, and the largest"),
     ("bias", "mean error with its sign: above 0 predictions are too long"),
-    ("noise floor", "how far two passes over a configuration differ: no prediction can be better"),
+    (
+        "noise floor",
+        "how far two passes over a configuration differ: noise alone errs by half of it",
+    ),
     ("inside 80 %", "share of measured times in their interval: 80 when intervals are right"),
 )
 #: Mean move of the pace below which errors are those as measured [-]: medians on quiet machines vary
