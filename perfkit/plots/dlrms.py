@@ -37,7 +37,12 @@ def draw_dlrm() -> alt.LayerChart:
     boxes.append(Box(_TABLES[0], 218, _mirror(_TABLES[0]), 254, exchange, _SENT))
     lines.append(Line(_BOTH[1], 367, _mirror(_BOTH[1]), 367, _SENT))
     words.append(
-        Words(_WIDTH / 2, 416, "backward: all_reduce of the gradients of both MLPs", "center")
+        Words(
+            _WIDTH / 2,
+            416,
+            "backward: all_reduce of the gradients of the top MLPs (line) and of the bottom ones",
+            "center",
+        )
     )
     note = "forward pass from top to bottom; the backward pass goes up, with an all_to_all of gradients"
     heading = alt.Title("One step of a DLRM on two ranks", subtitle=note)
