@@ -9,7 +9,7 @@ import pytest
 import perfkit as pk
 from perfkit.ground.units import format_bytes
 from perfkit.platform.estimates import keep_quiet
-from perfkit.prediction import against
+from perfkit.prediction import against, single_causes
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +41,86 @@ def test_distance_is_that_of_logarithms(predicted: pk.Prediction) -> None:
     )
 
 
-def test_a_slower_resource_is_among_what_explains_it(predicted: pk.Prediction) -> None:
+@pytest.fixture(scope="module")
+def hidden_network() -> pk.Prediction:
     with keep_quiet():
-        slower = predicted.platform.with_scale(host=2.0, intra=0.5, memory=0.9)
-        other = pk.predict(predicted.workload, slower, ranks=8)
-    deviation = predicted.against(other.time)
+        sizes = {"batch": 64, "sequence": 8192, "dtype": "bf16", "mixed": True, "checkpoint": True}
+        model = pk.Transformer.preset("llama-3-8b", layers=8, parallel="fsdp", **sizes)
+        return pk.predict(model, "h100-sxm-8x8", ranks=64)
+
+
+@pytest.mark.parametrize("ratio", [1.15, 2.0, 0.9])
+@pytest.mark.parametrize("name", ["predicted", "bound_by_products", "hidden_network"])
+def test_a_speed_that_is_named_gives_the_measured_time(
+    name: str, ratio: float, request: pytest.FixtureRequest
+) -> None:
+    prediction = request.getfixturevalue(name)
+    deviation = prediction.against(ratio * prediction.time)
     table = deviation.table()
     assert set(table.columns) == {"resource", "elasticity", "scale"}
-    assert table["resource"].sort().equals(predicted.sensitivity().table()["resource"].sort())
-    for name, elasticity, scale in table.drop_nulls().rows():
-        # this much of it alone changes the time by as much
-        assert scale**elasticity == pytest.approx(deviation.ratio), name
+    sensitivity = dict(prediction.sensitivity().table().select("resource", "elasticity").rows())
+    assert dict(table.select("resource", "elasticity").rows()) == pytest.approx(sensitivity)
+    assert table["scale"].drop_nulls().len()
+    said = "\n".join(deviation._list_resources())
+    for resource, _, scale in table.rows():
+        if scale is None:
+            # not at the farthest speed either
+            farthest = 0.25 if ratio > 1 else 4.0
+            time = single_causes.predict_time(prediction, resource, farthest)
+            assert (time < deviation.measured.seconds) == (ratio > 1), resource
+            continue
+        assert 0.25 <= scale <= 4.0 and (scale < 1) == (ratio > 1)
+        [line] = re.findall(rf"  {resource}\b.* alone explains it at (\S+) times", said)
+        time = single_causes.predict_time(prediction, resource, float(line))
+        assert time == pytest.approx(deviation.measured.seconds, rel=0.02), resource
+
+
+def test_a_network_that_overlap_hides_is_named(hidden_network: pk.Prediction) -> None:
+    with keep_quiet():
+        slower = hidden_network._repredict(hidden_network.platform.with_scale(inter=0.3))
+    deviation = hidden_network.against(slower.time)
+    assert not deviation.is_inside
+    scales = {name: (elasticity, scale) for name, elasticity, scale in deviation.table().rows()}
+    elasticity, scale = scales["inter"]
+    assert scale == pytest.approx(0.3, rel=0.03)
+    # as much of it at the rate of today would be far beyond what is believable
+    assert scale**elasticity < 1 + 0.5 * (deviation.ratio - 1)
+    assert "inter (bandwidth between nodes) alone explains it at 0.3" in deviation.explain()
+
+
+def test_a_search_of_many_operations_says_that_it_is_short(
+    hidden_network: pk.Prediction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(single_causes, "_MANY_OPERATIONS", 1)
+    predictions: list[float] = []
+    predict_time = single_causes.predict_time
+
+    def count(prediction: pk.Prediction, resource: str, scale: float) -> float:
+        predictions.append(scale)
+        return predict_time(prediction, resource, scale)
+
+    monkeypatch.setattr(single_causes, "predict_time", count)
+    deviation = hidden_network.against(1.5 * hidden_network.time)
+    said = " ".join(deviation.explain().split())
+    # the end and two steps, for each resource
+    assert len(predictions) <= 3 * len(single_causes.list_resources(hidden_network.platform))
+    assert "each speed was searched in 2 steps alone" in said
+    for resource, shown, time in re.findall(
+        r"(\w+) \([^()]*\) alone explains it at (\S+) times its speed, about: (\S+ \S+) predicted",
+        said,
+    ):
+        again = predict_time(hidden_network, resource, float(shown))
+        value, unit = time.split()
+        assert again == pytest.approx(float(value) * {"s": 1.0, "ms": 1e-3}[unit], rel=0.01)
+
+
+def test_a_time_that_jumps_past_the_measured_one_is_not_explained() -> None:
+    def find_gap(slowness: float) -> float:
+        return -1.0 if slowness < 2 else 1.0
+
+    today, end = single_causes._Point(1.0, -1.0), single_causes._Point(4.0, 1.0)
+    found = single_causes._search(find_gap, today, end, 0.01, 8)
+    assert abs(found.gap) == 1.0 > single_causes.LARGEST_ERROR
 
 
 def test_what_is_not_the_same_run_is_told(predicted: pk.Prediction) -> None:

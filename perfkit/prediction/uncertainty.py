@@ -12,13 +12,13 @@ from perfkit.fitting import Iteration
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_time
 from perfkit.models.optimizers import OPTIMIZERS, find_optimizer
-from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.kernel_times import say_unaligned
 from perfkit.platform.kernels import find_kernel
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
 from perfkit.prediction.cost import Costs, join_host
 from perfkit.prediction.simulation import RankTimeline, Timeline, simulate
+from perfkit.prediction.single_causes import predict_time
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.measured_functions import MEASURED_FUNCTIONS
 from perfkit.workloads.vocabulary import is_unpriced
@@ -39,7 +39,7 @@ _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.15, "measured": 0.1}
 #: table 6.1.
 _COMPILED = 1.0
 #: How many times as much of a resource an elasticity is taken over [-].
-_STEP = 1.01
+STEP = 1.01
 #: Standard deviations from the middle of an interval of 80 % to its ends [-].
 _OF_80_PERCENT = 1.2816
 #: Kind and variant of the kernels that look up and update tables, by the `embedding` of a DLRM; hash
@@ -625,12 +625,10 @@ def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:
     rows = []
     platform, time = prediction.platform, prediction.time
     for name in list_resources(platform):
-        with keep_quiet():
-            slightly, less, more = (
-                prediction._repredict(platform.with_scale(**{name: scale})).time
-                for scale in (_STEP, 1 / factor, factor)
-            )
-        elasticity = math.log(slightly / time) / math.log(_STEP)
+        slightly, less, more = (
+            predict_time(prediction, name, scale) for scale in (STEP, 1 / factor, factor)
+        )
+        elasticity = math.log(slightly / time) / math.log(STEP)
         rows.append((name, elasticity, time - slightly, less, more))
     rows.sort(key=lambda row: round(row[1], 9))  # by elasticity
     columns = ("resource", "elasticity", "gain_s", "less_s", "more_s")
