@@ -65,6 +65,19 @@ def test_notebook_is_fresh(path: Path, refresh: ModuleType) -> None:
             assert output["output_type"] != "error", output
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_charts_are_stored_as_pictures(path: Path) -> None:
+    """JupyterLab draws charts that move; pages and viewers show the picture beside them."""
+    kinds = [
+        list(output["data"])
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        for output in cell.get("outputs", [])
+        if "Chart(...)" in "".join(output.get("data", {}).get("text/plain", ""))
+    ]
+    assert kinds, "a lesson shows a chart"
+    assert all("image/svg+xml" in kind for kind in kinds)
+
+
 def test_tidy_removes_what_one_session_leaves(refresh: ModuleType) -> None:
     timing = {"execution": {"iopub.execute_input": "2026-01-01"}, "tags": ["nbval-skip"]}
     cells = []
