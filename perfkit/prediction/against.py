@@ -290,7 +290,7 @@ class Deviation(Tabular):
         for cause in able:
             meaning = _MEANINGS.get(cause.resource, cause.resource)
             line = f"  {meaning} alone explains it at {cause.scale:.3g} times its speed"
-            if has_many_operations(self.prediction):
+            if has_many_operations(self.prediction) and cause.time is not None:
                 line += f", about: {format_time(cause.time)} predicted"
             lines.append(line)
         if has_many_operations(self.prediction):
