@@ -39,6 +39,7 @@ NAMED = 0.3
 LONGEST = (
     "tests/test_sharding.py",
     "tests/test_cluster.py",
+    "tests/test_notebooks.py",
     "tests/test_strategies.py",
     "tests/test_shardings.py",
     "tests/test_step_graph.py",

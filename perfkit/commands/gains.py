@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import perfkit as pk
 from perfkit.ground.units import format_count
-from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.whatif import RESOURCES, list_resources
+from perfkit.prediction.single_causes import count_operations, predict_time
 
 #: Resources that somebody may buy more of.
 _BOUGHT = ("peak", "memory", "intra", "inter", "host")
@@ -50,17 +50,15 @@ def find_gains(prediction: pk.Prediction) -> list[Gain] | None:
         Those with the largest savings first; None where that would take long, as for many
         micro-batches.
     """
-    graphs = [timeline.graph for timeline in prediction._timeline.rank_timelines]
-    if sum(len(graph) for graph in graphs) > _MOST_OPERATIONS:
+    if count_operations(prediction) > _MOST_OPERATIONS:
         return None
     known = list_resources(prediction.platform)
     gains = []
     for resource in _BOUGHT:
         if resource not in known or (prediction.ranks == 1 and resource in ("intra", "inter")):
             continue
-        with keep_quiet():
-            faster = prediction._repredict(prediction.platform.with_scale(**{resource: 2.0}))
-        gains.append(Gain(resource, faster.time, 1.0 - faster.time / prediction.time))
+        time = predict_time(prediction, resource, 2.0)
+        gains.append(Gain(resource, time, 1.0 - time / prediction.time))
     return sorted(gains, key=lambda gain: -round(gain.saved, 9))
 
 

@@ -74,6 +74,22 @@ def count_steps(prediction: Any) -> int:
     return _FEW_STEPS if has_many_operations(prediction) else _STEPS
 
 
+def count_operations(prediction: Any) -> int:
+    """How many operations the unlike ranks of an iteration have together: to predict it takes as long.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Of one iteration.
+
+    Returns
+    -------
+    count : int
+        Of all graphs that are simulated.
+    """
+    return sum(len(timeline.graph) for timeline in prediction._timeline.rank_timelines)
+
+
 def has_many_operations(prediction: Any) -> bool:
     """Whether an iteration has so many operations that searches take few predictions.
 
@@ -87,8 +103,7 @@ def has_many_operations(prediction: Any) -> bool:
     many : bool
         Whether it has.
     """
-    timelines = prediction._timeline.rank_timelines
-    return sum(len(timeline.graph) for timeline in timelines) >= _MANY_OPERATIONS
+    return count_operations(prediction) >= _MANY_OPERATIONS
 
 
 def predict_time(prediction: Any, resource: str, scale: float) -> float:
