@@ -96,7 +96,7 @@ torchrec: $(VENV)-torchrec/installed  ## round trip of plans with TorchRec itsel
 	OMP_NUM_THREADS=1 $(VENV)-torchrec/bin/python -m tests.torchrec_trip $(ARGS)
 
 clean:  ## remove .venv, caches and builds (measurements in .perfkit stay)
-	rm -rf $(VENV) $(VENV)-torchrec build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-torchrec build dist site jupyter_execute .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find perfkit tests notebooks benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(VENV)/created:
